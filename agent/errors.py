@@ -1,0 +1,121 @@
+"""The error tree. Every message is worded here, in the class, from its arguments.
+
+    AgentError                      exit code 1
+    ├── UsageError                  2   the caller's input is wrong
+    │   ├── ConfigError             2   mistakes in the config file, all of them
+    │   └── RequestError            2   what a container asks for cannot be understood
+    ├── Refused                     3   understood, but not in this state
+    │   ├── UnknownGpu              3   a request names a GPU this host has not
+    │   ├── RequestDenied           3   policy says no
+    │   ├── UnhealthyGpu            3   a request names a GPU that is lost
+    │   └── DriverNotReady          3   no driver, or kernel and user space differ
+    ├── ContainerdError             1   containerd is absent, silent, or not containerd
+    ├── StageError                  1   the run directory cannot be trusted or written
+    └── Unreachable                 4   the agent's own socket does not answer
+
+A message is "what: which thing: why", lower case, without a full stop; advice is in `hint`.
+Messages reach pod events that tenants read: no environment, no spec, no control characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MESSAGE_LIMIT = 1024
+"""Bytes of one refusal line; more than 64 KiB on a hook's stderr hangs `runc create`."""
+
+
+def one_line(text: str, limit: int = MESSAGE_LIMIT) -> str:
+    """`text` without control characters, cut to `limit` bytes of UTF-8."""
+    clean = "".join(c if c.isprintable() else "?" for c in text)
+    return clean.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
+
+
+class AgentError(Exception):
+    """Base of every error this project raises on purpose."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(one_line(message))
+        self.hint = one_line(hint)
+
+
+class UsageError(AgentError):
+    """The caller gave something that cannot be used."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A config file with at least one mistake; `mistakes` has each with its place."""
+
+    def __init__(self, source: str, mistakes: Sequence[str]) -> None:
+        self.mistakes = tuple(one_line(m) for m in mistakes)
+        super().__init__(f"config: {source}: {'; '.join(self.mistakes)}")
+
+
+class RequestError(UsageError):
+    """A variable, mount or annotation of a container has a value without meaning."""
+
+    def __init__(self, where: str, value: str, expected: str) -> None:
+        super().__init__(f"request: {where}={value[:200]!r}: expected {expected}")
+
+
+class Refused(AgentError):
+    """A sound request that cannot be met now."""
+
+    exit_code = 3
+
+
+class UnknownGpu(Refused):
+    """A request names GPUs that this host does not have."""
+
+    def __init__(self, asked: Sequence[str], known: Sequence[str]) -> None:
+        have = ", ".join(known[:32]) or "none"
+        named = ", ".join(a[:80] for a in asked[:8])
+        super().__init__(f"no such GPU: {named}: this host has {have}")
+
+
+class RequestDenied(Refused):
+    """The policy of this node does not let this container ask in this way."""
+
+    def __init__(self, what: str, rule: str) -> None:
+        super().__init__(f"request denied: {what}: {rule}")
+
+
+class UnhealthyGpu(Refused):
+    """A request names a GPU that the driver no longer reaches."""
+
+    def __init__(self, gpu: str, reason: str) -> None:
+        super().__init__(f"GPU unusable: {gpu}: {reason}")
+
+
+class DriverNotReady(Refused):
+    """There is no driver to inject, or its two halves have different versions."""
+
+    def __init__(self, state: str, reason: str) -> None:
+        super().__init__(f"driver not ready: {state}: {reason}")
+
+
+class ContainerdError(AgentError):
+    """One containerd cannot be used; the message names its socket."""
+
+    def __init__(self, address: str, reason: str, hint: str = "") -> None:
+        super().__init__(f"containerd: {address}: {reason}", hint)
+
+
+class StageError(AgentError):
+    """The run directory or a file in it is not what only root could have made."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"stage: {path}: {reason}")
+
+
+class Unreachable(AgentError):
+    """The agent's control socket is absent or does not answer."""
+
+    exit_code = 4
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"agent unreachable: {path}: {reason}", "is agentd running?")
