@@ -1,0 +1,1 @@
+"""Commands beside the agent: nothing in here is installed, nothing in agent/ imports it."""
