@@ -1,0 +1,252 @@
+"""/etc/gpu-agent/config.toml to a frozen Config; every mistake is reported at once.
+
+Pure: the caller reads the file, and a missing one is the same as an empty one, which is valid.
+It refuses what it does not know (a misspelt key would otherwise be a setting that silently does
+nothing) and converts nothing: `"10"` is not a number. Whether a path exists is not known here.
+
+agentctl's read verbs do not import this module: the config model alone costs a tenth of their
+time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, ClassVar, Literal, get_args
+
+from pydantic import AfterValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from agent.errors import ConfigError
+
+SOCKET_PATH_LIMIT = 107
+"""Bytes of a unix socket's path, without the final NUL."""
+LONGEST_SOCKET_NAME = "/control.sock.new"
+"""The longest socket name that is made below `run_dir`."""
+
+
+def _path(value: str) -> str:
+    parts = value.split("/")[1:]
+    clean = value.isprintable() and not {"..", "."} & set(parts) and "" not in parts[:-1]
+    if not value.startswith("/") or not clean:
+        raise PydanticCustomError("path", "an absolute path without '.', '..' or '//'")
+    return value.rstrip("/") or "/"
+
+
+def _socket_path(value: str) -> str:
+    if len(value.encode()) > SOCKET_PATH_LIMIT:
+        raise PydanticCustomError("path", f"a socket path of at most {SOCKET_PATH_LIMIT} bytes")
+    return value
+
+
+def _run_dir(value: str) -> str:
+    limit = SOCKET_PATH_LIMIT - len(LONGEST_SOCKET_NAME)
+    if len(value.encode()) > limit or value == "/":
+        raise PydanticCustomError("path", f"a directory of at most {limit} bytes for sockets")
+    return value
+
+
+Path = Annotated[str, Strict(), AfterValidator(_path)]
+SocketPath = Annotated[Path, AfterValidator(_socket_path)]
+RunDir = Annotated[Path, AfterValidator(_run_dir)]
+Flag = Annotated[bool, Strict()]
+Seconds = Annotated[float, Strict(), Field(gt=0, le=60, allow_inf_nan=False)]
+WholeSeconds = Annotated[int, Strict(), Field(ge=1, le=300)]
+LogLevel = Literal["debug", "info", "warning", "error"]
+CapabilityName = Literal["compat32", "compute", "display", "graphics", "ngx", "utility", "video"]
+ALL_CAPABILITIES: tuple[CapabilityName, ...] = get_args(CapabilityName)
+
+_KNOWN_KEYS_ONLY = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """[agent]: `run_dir` holds the staged plans and the agent's sockets."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _KNOWN_KEYS_ONLY
+
+    run_dir: RunDir = "/run/gpu-agent"
+    log_level: LogLevel = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """[host]: where the driver lives, for driver containers and unusual hosts.
+
+    Nodes are below `<dev_root>/dev`, procfs is `proc_root` itself. `library_dirs` are searched
+    besides the usual ones. `proc_mask` is the container path that is covered. Without `nvml`
+    the inventory is procfs's and GPUs have no names.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _KNOWN_KEYS_ONLY
+
+    driver_root: Path = "/"
+    dev_root: Path = "/"
+    proc_root: Path = "/proc"
+    sys_root: Path = "/sys"
+    library_dirs: tuple[Path, ...] = ()
+    proc_mask: Path = "/proc/driver/nvidia"
+    nvml: Flag = True
+    nvml_timeout_s: Seconds = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerdSettings:
+    """One [[containerd]]: a containerd to watch, by its socket."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _KNOWN_KEYS_ONLY
+
+    address: SocketPath
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """[policy]: who may ask for what; `agent.policy` has the rules.
+
+    `env_requests` is `all` (any container's NVIDIA_VISIBLE_DEVICES counts, as the usual tools
+    have it) or `privileged` (that of the others is ignored, they start as plain containers).
+    `supported_capabilities` is the upper bound of every request.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _KNOWN_KEYS_ONLY
+
+    env_requests: Literal["all", "privileged"] = "all"
+    supported_capabilities: tuple[CapabilityName, ...] = ALL_CAPABILITIES
+
+
+@dataclass(frozen=True, slots=True)
+class HookSettings:
+    """[hook]: what containerd's runtimes are told to run.
+
+    `runtime` is the OCI runtime that the wrapper runs, `python` the interpreter (>= 3.11) of
+    the hook file `path`, `agent_python` that of the standalone planner.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _KNOWN_KEYS_ONLY
+
+    runtime: Path = "/usr/bin/runc"
+    python: Path = "/usr/bin/python3"
+    path: Path = "/usr/libexec/gpu-agent/hook.pyc"
+    wrapper: Path = "/usr/libexec/gpu-agent/runc-wrapper"
+    agent_python: Path = "/usr/bin/python3"
+    timeout_s: WholeSeconds = 10
+
+
+DEFAULT_CONTAINERD = (ContainerdSettings("/run/containerd/containerd.sock"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All settings of one agent."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _KNOWN_KEYS_ONLY
+
+    agent: AgentSettings = AgentSettings()
+    host: HostSettings = HostSettings()
+    containerd: tuple[ContainerdSettings, ...] = DEFAULT_CONTAINERD
+    policy: PolicySettings = PolicySettings()
+    hook: HookSettings = HookSettings()
+
+
+_EXPECTED = {
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "tuple_type": "a list",
+    "dataclass_type": "a table",
+}
+
+
+def parse(content: bytes, source: str) -> Config:
+    """The Config in a file's `content`; `source` is its name for messages.
+
+    Raises ConfigError with all mistakes.
+    """
+    try:
+        data = tomllib.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as e:
+        raise ConfigError(source, [f"byte {e.start}: expected UTF-8"]) from e
+    except (tomllib.TOMLDecodeError, RecursionError) as e:
+        raise ConfigError(source, [f"not TOML: {e}"]) from e
+    mistakes = _repetitions(data)
+    try:
+        config = _model().validate_python(data)
+    except ValidationError as e:
+        mistakes[:0] = [_mistake(details) for details in e.errors(include_url=False)]
+        raise ConfigError(source, mistakes) from e
+    if mistakes:
+        raise ConfigError(source, mistakes)
+    return config
+
+
+@cache
+def _model() -> TypeAdapter[Config]:
+    return TypeAdapter(Config)
+
+
+def _repetitions(data: Mapping[str, object]) -> list[str]:
+    """What the model cannot say beside other mistakes: an empty list, a value given twice."""
+    mistakes = []
+    if data.get("containerd") == []:
+        mistakes.append("containerd = []: expected at least one")
+    for place, values in _lists(data):
+        seen: set[str] = set()
+        for number, value in enumerate(values):
+            key = value.rstrip("/") if isinstance(value, str) else ""
+            if key and key in seen:
+                mistakes.append(f"{place % number} = {_shown(value)}: expected each value once")
+            seen.add(key)
+    return mistakes
+
+
+def _lists(data: Mapping[str, object]) -> Iterator[tuple[str, list[object]]]:
+    for table, name in (("host", "library_dirs"), ("policy", "supported_capabilities")):
+        settings = data.get(table)
+        values = settings.get(name) if isinstance(settings, dict) else None
+        if isinstance(values, list):
+            yield f"{table}.{name}[%d]", values
+    entries = data.get("containerd")
+    if isinstance(entries, list):
+        yield (
+            "containerd[%d].address",
+            [e.get("address") if isinstance(e, dict) else None for e in entries],
+        )
+
+
+def _mistake(details: ErrorDetails) -> str:
+    where = ""
+    for part in details["loc"]:
+        where += f"[{part}]" if isinstance(part, int) else f".{part}"
+    place = where.removeprefix(".")
+    if details["type"] == "missing":
+        return f"{place}: missing"
+    if details["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"{place}: unknown key: expected one of {', '.join(_keys(details['loc'][:-1]))}"
+    return f"{place} = {_shown(details['input'])}: expected {_expected(details)}"
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _expected(details: ErrorDetails) -> str:
+    if words := _EXPECTED.get(details["type"]):
+        return words
+    return details["msg"].removeprefix("Input should be ")
+
+
+def _keys(place: tuple[int | str, ...]) -> list[str]:
+    tables = {
+        "agent": AgentSettings,
+        "host": HostSettings,
+        "containerd": ContainerdSettings,
+        "policy": PolicySettings,
+        "hook": HookSettings,
+    }
+    table = tables.get(str(place[0]), Config) if place else Config
+    return [field.name for field in dataclasses.fields(table)]
