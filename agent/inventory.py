@@ -7,9 +7,33 @@ and says why the rest is not; it never reads the host.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+import re
+from dataclasses import astuple, dataclass, replace
+from hashlib import blake2b
 
-from agent.facts.values import DataFact, IpcFact, LibraryFact, NodeFact, ProgramFact
+from agent import catalog
+from agent.facts.values import (
+    DataFact,
+    DriverFact,
+    HostFacts,
+    IpcFact,
+    LibraryFact,
+    NodeFact,
+    NvmlFact,
+    ProgramFact,
+)
+from agent.gpujoin import Gpu, Mig, join_gpus, number_problem
+
+__all__ = ["DriverState", "Gpu", "Inventory", "Mig", "build"]
+
+STALE_NOTES = 8
+"""Notes about nodes with a wrong number; there can be thousands of IMEX channels."""
+
+# Without these two files the driver's user-space half is not there.
+_ANCHORS = ("libcuda", "libnvidia-ml")
+_NEEDED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+_GPU_NODE = re.compile(r"/dev/nvidia\d+")
+_MODIFY = re.compile(r"^(ModifyDeviceFiles:\s*)1\s*$", re.MULTILINE)
 
 
 class DriverState(enum.StrEnum):
@@ -22,48 +46,16 @@ class DriverState(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Mig:
-    """A MIG device. `gi_node` and `ci_node` are the two capability nodes it needs."""
-
-    ordinal: int
-    uuid: str
-    gi: int
-    ci: int
-    name: str | None
-    gi_node: NodeFact | None
-    ci_node: NodeFact | None
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU. `index` is NVML's (PCI bus order); `minor` is the N of /dev/nvidiaN.
-
-    `bus_id` is the name under /proc/driver/nvidia/gpus (`0000:3b:00.0`). A GPU with a
-    `problem` cannot be given to a container.
-    """
-
-    index: int
-    minor: int
-    uuid: str
-    bus_id: str
-    name: str | None
-    brand: str | None
-    compute_capability: tuple[int, int] | None
-    node: NodeFact | None
-    mig_enabled: bool
-    migs: tuple[Mig, ...]
-    problem: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Inventory:
     """All facts of one host at one moment.
 
     `generation` is 16 hex digits over everything that a plan can contain. `driver_version` is
     the loaded module's, `user_version` the libraries'. `control` are the nodes that belong to
-    no GPU (`/dev/nvidiactl`, `/dev/nvidia-uvm`, ...). `proc_files` are (name, content) pairs
-    for the mask of /proc/driver/nvidia, `version_text` the content the loaded module must
-    still show when a plan is replayed.
+    no GPU and that a driver capability brings (`/dev/nvidiactl`, `/dev/nvidia-uvm`, ...);
+    `feature_nodes` those that only a request for a feature brings (MIG configuration, IMEX
+    channels, NVSwitch, ...). `proc_files` are (name, content) pairs for the mask of
+    /proc/driver/nvidia, `version_text` the content the loaded module must still show when a
+    plan is replayed.
     """
 
     generation: str
@@ -81,3 +73,189 @@ class Inventory:
     control: tuple[NodeFact, ...]
     proc_files: tuple[tuple[str, str], ...]
     notes: tuple[str, ...] = ()
+    feature_nodes: tuple[NodeFact, ...] = ()
+
+
+def build(facts: HostFacts) -> Inventory:
+    """The inventory of a host with these facts; any facts give one."""
+    facts = _ordered(facts)
+    driver = facts.driver
+    checked = [(n, number_problem(n, driver.majors)) for n in facts.nodes]
+    nodes = {n.target: n for n, problem in checked if problem is None}
+    stale = tuple(problem for _, problem in checked if problem is not None)
+    nvml, nvml_note = _trusted(facts.nvml, driver)
+    gpus = join_gpus(facts, nvml, nodes)
+    libraries = _choose_libraries(facts.libraries, driver.version)
+    user_version, other = _user_version(facts.libraries, driver.version)
+    state, reason = _judge(facts, gpus, nodes, stale, other)
+    inventory = Inventory(
+        generation="",
+        state=state,
+        reason=reason,
+        driver_version=driver.version,
+        user_version=user_version,
+        cuda_version=nvml.cuda_version,
+        version_text=driver.version_text,
+        gpus=gpus,
+        libraries=libraries,
+        programs=facts.programs,
+        firmware=facts.firmware,
+        ipc=facts.ipc,
+        control=tuple(n for n in nodes.values() if catalog.capabilities_of_node(n.target)),
+        proc_files=_proc_files(driver),
+        notes=(*nvml_note, *stale[:STALE_NOTES], *_library_notes(libraries), *_gpu_notes(gpus)),
+        feature_nodes=tuple(n for n in nodes.values() if _is_feature(n)),
+    )
+    return replace(inventory, generation=_generation(inventory))
+
+
+def _ordered(facts: HostFacts) -> HostFacts:
+    """The same facts in the one order that inventories have."""
+    return replace(
+        facts,
+        libraries=tuple(sorted(facts.libraries, key=lambda f: (f.name, f.machine, f.file.path))),
+        programs=tuple(sorted(facts.programs, key=lambda f: f.name)),
+        firmware=tuple(sorted(facts.firmware, key=lambda f: f.target)),
+        ipc=tuple(sorted(facts.ipc, key=lambda f: f.target)),
+        nodes=tuple(sorted(facts.nodes, key=lambda f: f.target)),
+    )
+
+
+def _trusted(nvml: NvmlFact, driver: DriverFact) -> tuple[NvmlFact, tuple[str, ...]]:
+    """NVML's answers if they are about the loaded module, and a note if they are not."""
+    if nvml.reason is not None:
+        return nvml, (f"NVML: {nvml.reason}",)
+    if None in (nvml.driver_version, driver.version) or nvml.driver_version == driver.version:
+        return nvml, ()
+    reason = f"answers are of driver {nvml.driver_version}, {driver.version} is loaded"
+    return NvmlFact(reason=reason), (f"NVML: {reason}",)
+
+
+def _choose_libraries(
+    libraries: tuple[LibraryFact, ...], version: str | None
+) -> tuple[LibraryFact, ...]:
+    """The libraries of exactly this version, and the helpers from the same directories."""
+    suffix = f".so.{version}"
+    folders = {_folder(lib) for lib in libraries if lib.name.endswith(suffix)}
+    helpers = catalog.load().helpers
+    return tuple(
+        lib
+        for lib in libraries
+        if lib.name.endswith(suffix)
+        or (catalog.stem_of(lib.name) in helpers and _folder(lib) in folders)
+    )
+
+
+def _folder(library: LibraryFact) -> str:
+    return library.file.path.rpartition("/")[0]
+
+
+def _user_version(
+    libraries: tuple[LibraryFact, ...], version: str | None
+) -> tuple[str | None, str | None]:
+    """The user-space driver's version, and the one that stands where the loaded one should.
+
+    Each anchor must be there in the loaded version, if it is there in any: during an upgrade
+    the files change one by one.
+    """
+    found: dict[str, set[str]] = {stem: set() for stem in _ANCHORS}
+    for lib in libraries:
+        stem, _, own = lib.name.partition(".so.")
+        if stem in found:
+            found[stem].add(own)
+    others = [max(has, key=_sort_key) for has in found.values() if has and version not in has]
+    if others:
+        return others[0], others[0] if version else None
+    return (version if any(version in has for has in found.values()) else None), None
+
+
+def _sort_key(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+def _judge(
+    facts: HostFacts,
+    gpus: tuple[Gpu, ...],
+    nodes: dict[str, NodeFact],
+    stale: tuple[str, ...],
+    other: str | None,
+) -> tuple[DriverState, str | None]:
+    """The state, and why it is not READY."""
+    driver = facts.driver
+    if driver.version is None:
+        return DriverState.NO_DRIVER, driver.reason or "driver: no nvidia module is loaded"
+    if other is not None:
+        reason = f"the loaded kernel module is {driver.version}, the libraries are {other}"
+        return DriverState.MISMATCH, reason
+    missing = [
+        _missing_node(target, driver, stale) for target in _NEEDED_NODES if target not in nodes
+    ]
+    if not any(_is_anchor(lib, driver.version) for lib in facts.libraries):
+        missing.append(facts.libraries_reason or f"libraries: none of version {driver.version}")
+    if not gpus:
+        missing.append("GPUs: none in /proc/driver/nvidia/gpus")
+    elif not any(gpu.node for gpu in gpus):
+        missing.append(f"nodes: /dev/nvidiaN: none of {len(gpus)} GPUs has one")
+    return (DriverState.STARTING, "; ".join(missing)) if missing else (DriverState.READY, None)
+
+
+def _missing_node(target: str, driver: DriverFact, stale: tuple[str, ...]) -> str:
+    for problem in stale:
+        if problem.startswith(f"{target}:"):
+            return f"nodes: {problem}"
+    if target.endswith("-uvm") and "nvidia-uvm" not in dict(driver.majors):
+        return f"nodes: {target}: the nvidia-uvm module is not loaded"
+    return f"nodes: {target}: missing"
+
+
+def _is_anchor(library: LibraryFact, version: str) -> bool:
+    return library.name in {f"{stem}.so.{version}" for stem in _ANCHORS}
+
+
+def _is_feature(node: NodeFact) -> bool:
+    """A node that no GPU and no capability brings; DRM nodes may be another vendor's GPU."""
+    return not (
+        _GPU_NODE.fullmatch(node.target)
+        or node.target.startswith("/dev/dri/")
+        or catalog.capabilities_of_node(node.target)
+    )
+
+
+def _proc_files(driver: DriverFact) -> tuple[tuple[str, str], ...]:
+    """The files that a container sees in /proc/driver/nvidia.
+
+    With `ModifyDeviceFiles: 1` the driver's libraries would make nodes in the container.
+    """
+    params = _MODIFY.sub(r"\g<1>0", driver.params) if driver.params is not None else None
+    files = (("params", params), ("registry", driver.registry), ("version", driver.version_text))
+    return tuple((name, text) for name, text in files if text is not None)
+
+
+def _library_notes(libraries: tuple[LibraryFact, ...]) -> tuple[str, ...]:
+    stems = sorted({catalog.stem_of(lib.name) for lib in libraries})
+    default = ", ".join(sorted(catalog.load().default))
+    return tuple(
+        f"libraries: {stem}: not in the catalog, taken as {default}"
+        for stem in stems
+        if not catalog.knows_library(stem)
+    )
+
+
+def _gpu_notes(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
+    bad = [f"GPU {gpu.bus_id or gpu.index}: {gpu.problem}" for gpu in gpus if gpu.problem]
+    nameless = [
+        f"GPU {gpu.bus_id}: UUID unknown until the GPU is first used"
+        for gpu in gpus
+        if not gpu.problem and not gpu.uuid
+    ]
+    return (*bad, *nameless)
+
+
+def _generation(inventory: Inventory) -> str:
+    """16 hex digits over all that a plan can contain; notes and reasons do not count.
+
+    A socket is in it by path only, since its daemon may
+    restart without any plan changing.
+    """
+    content = replace(inventory, generation="", reason=None, notes=())
+    return blake2b(repr(astuple(content)).encode("utf-8", "replace"), digest_size=8).hexdigest()
