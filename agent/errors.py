@@ -99,10 +99,15 @@ class DriverNotReady(Refused):
 
 
 class ContainerdError(AgentError):
-    """One containerd cannot be used; the message names its socket."""
+    """One containerd cannot be used; the message names its socket.
 
-    def __init__(self, address: str, reason: str, hint: str = "") -> None:
+    `kind` is a word for programs: a value of `agent.containerd.status.Trouble`, or "".
+    """
+
+    def __init__(self, address: str, reason: str, hint: str = "", kind: str = "") -> None:
         super().__init__(f"containerd: {address}: {reason}", hint)
+        self.reason = one_line(reason)
+        self.kind = kind
 
 
 class StageError(AgentError):
