@@ -1,57 +1,25 @@
 """Linux system calls that Python 3.11 has no function for, on file descriptors.
 
 Each call is a few lines, raises OSError with errno and the thing it was about, and decides
-nothing. It uses `_ctypes` and not `ctypes`: the package costs 3 ms at start, its C part 0.3 ms,
-and a hook has about 4 ms altogether. If `_ctypes` ever loses a name, the package takes its place.
+nothing: which mounts, which flags and in which order is for its callers.
 """
 
 import errno
 import posix
 import sys
 
+from hooks.cfunction import buffer, function, get_errno
+
+TYPE_CHECKING = False  # type checkers take it for True; `typing` costs 9 ms to import
+if TYPE_CHECKING:
+    from typing import Any
+
 try:
-    import _ctypes
     from _struct import pack
-
-    FUNCFLAGS = 0x1 | 0x8  # FUNCFLAG_CDECL, FUNCFLAG_USE_ERRNO
-
-    class _Long(_ctypes._SimpleCData):  # type: ignore[type-arg, name-defined, misc]
-        _type_ = "l"
-
-    class _Char(_ctypes._SimpleCData):  # type: ignore[type-arg, name-defined, misc]
-        _type_ = "c"
-
-    class _Function(_ctypes.CFuncPtr):  # type: ignore[misc]
-        _flags_ = FUNCFLAGS
-        _restype_ = _Long
-
-    _libc = _ctypes.dlopen(None, 0)  # type: ignore[attr-defined]
-
-    def _function(name):  # type: ignore[no-untyped-def]
-        return _Function(_ctypes.dlsym(_libc, name))  # type: ignore[attr-defined]
-
-    def buffer(size: int):  # type: ignore[no-untyped-def]
-        """Zeroed memory of `size` bytes that the kernel may write to; `.raw` is its content."""
-        kind = type("Buffer", (_ctypes.Array,), {"_type_": _Char, "_length_": size})
-        return kind()
-
-    get_errno = _ctypes.get_errno
-    addressof = _ctypes.addressof
-except (ImportError, AttributeError):  # pragma: no cover - a Python without these private names
-    import ctypes
-    from ctypes import addressof, get_errno
-    from ctypes import create_string_buffer as buffer
+except ImportError:  # pragma: no cover - the C part is all that `struct` is
     from struct import pack
 
-    _dll = ctypes.CDLL(None, use_errno=True)
-
-    def _function(name):  # type: ignore[no-untyped-def]
-        function = getattr(_dll, name)
-        function.restype = ctypes.c_long
-        return function
-
-
-_syscall = _function("syscall")
+_syscall = function("syscall")
 
 # These numbers are the same on every architecture (all newer calls are); bpf is older.
 OPEN_TREE, MOVE_MOUNT, FSOPEN, FSCONFIG, FSMOUNT = 428, 429, 430, 431, 432
@@ -83,12 +51,11 @@ def mount_bits(options: bytes) -> int:
     return bits
 
 
-def _check(result, call: str, what: bytes | str | None) -> int:  # type: ignore[no-untyped-def]
-    value = result if isinstance(result, int) else result.value
-    if value < 0:
+def _check(result: int, call: str, what: bytes | str | None) -> int:
+    if result < 0:
         code = get_errno()
         raise OSError(code, f"{call}: {posix.strerror(code)}", what)
-    return int(value)
+    return result
 
 
 def openat2(dir_fd: int, path: bytes, flags: int, resolve: int) -> int:
@@ -96,8 +63,6 @@ def openat2(dir_fd: int, path: bytes, flags: int, resolve: int) -> int:
     how = pack("QQQ", flags | posix.O_CLOEXEC, 0, resolve)
     for _ in range(128):
         fd = _syscall(OPENAT2, dir_fd, path, how, len(how))
-        if not isinstance(fd, int):
-            fd = fd.value
         if fd >= 0 or get_errno() != errno.EAGAIN:
             break
     return _check(fd, "openat2", path)
@@ -155,8 +120,7 @@ def set_fs_owner(uid: int, gid: int) -> None:
     _setfsgid(gid)
     _setfsuid(uid)
     # The calls report no error; asking with an invalid id returns the one in force.
-    now = _setfsuid(-1)
-    if (now if isinstance(now, int) else now.value) != uid:
+    if _setfsuid(-1) != uid:
         raise OSError(errno.EPERM, "setfsuid refused", str(uid))
 
 
@@ -167,7 +131,7 @@ def fs_magic(fd: int) -> int:
     return int.from_bytes(answer.raw[:8], sys.byteorder)
 
 
-def bpf(command: int, attributes) -> int:  # type: ignore[no-untyped-def]
+def bpf(command: int, attributes: "Any") -> int:
     """bpf(2); `attributes` is a buffer(), which the kernel may write to."""
     number = BPF.get(posix.uname().machine)
     if number is None:
@@ -175,9 +139,9 @@ def bpf(command: int, attributes) -> int:  # type: ignore[no-untyped-def]
     return _check(_syscall(number, command, attributes, len(attributes)), "bpf", str(command))
 
 
-_mount = _function("mount")
-_umount2 = _function("umount2")
-_setns = _function("setns")
-_setfsuid = _function("setfsuid")
-_setfsgid = _function("setfsgid")
-_fstatfs = _function("fstatfs")
+_mount = function("mount")
+_umount2 = function("umount2")
+_setns = function("setns")
+_setfsuid = function("setfsuid")
+_setfsgid = function("setfsgid")
+_fstatfs = function("fstatfs")

@@ -1,0 +1,205 @@
+"""Mount host files into another mount namespace: two ways with one shape.
+
+`Detached` copies each source to a mount that nobody sees (open_tree), gives it its flags and
+private propagation there, and attaches it finished. `Classic` is for kernels that lack one of
+those calls (RHEL 8's 4.18, Ubuntu 20.04's 5.4): bind, then remount with flags, through
+/proc/self/fd. Both check a source's identity on the very descriptor they mount. Neither knows
+where sources come from or why; sources are always the plan's, never the image's (R6).
+"""
+
+import errno
+import posix
+
+from hooks import syscalls
+from hooks.errors import Changed
+from hooks.rootfs import S_IFCHR, S_IFDIR, S_IFMT, S_IFREG, S_IFSOCK, Target
+from hooks.syscalls import O_PATH
+
+KINDS = {b"socket": S_IFSOCK, b"dir": S_IFDIR}
+
+
+class Source:
+    """What to mount: `expected` is (dev, ino, size, mtime_ns) of a file, (major, minor) of a
+    node, and empty where only the type counts. `fd` is set by a mounter's `open`."""
+
+    __slots__ = ("expected", "fd", "kind", "options", "path")
+
+    def __init__(self, path: bytes, kind: int, options: bytes, expected: tuple[int, ...]) -> None:
+        self.path = path
+        self.kind = kind
+        self.options = syscalls.mount_bits(options)
+        self.expected = expected
+        self.fd = -1
+
+    def check(self, fd: int) -> None:
+        """Raise Changed unless `fd` is what the plan was made from."""
+        seen = posix.fstat(fd)
+        if seen.st_mode & S_IFMT != self.kind:
+            raise Changed(f"{_text(self.path)} has another file type than when it was staged")
+        if self.kind == S_IFREG:
+            found = (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns)
+        elif self.kind == S_IFCHR:
+            found = (posix.major(seen.st_rdev), posix.minor(seen.st_rdev))  # type: ignore[assignment]
+        else:
+            return
+        if found != self.expected:
+            raise Changed(f"{_text(self.path)} has changed since it was staged")
+
+
+class Detached:
+    """Mounts made in the host's namespace and attached, finished, in the container's."""
+
+    name = "detached"
+
+    def __init__(self) -> None:
+        self._attached: list[int] = []
+
+    def open(self, source: Source) -> None:
+        """Make the detached mount; called before the container's namespace is joined."""
+        try:
+            source.fd = syscalls.open_tree(
+                syscalls.AT_FDCWD, source.path, syscalls.AT_SYMLINK_NOFOLLOW
+            )
+        except FileNotFoundError:
+            raise Changed(f"{_text(source.path)} is gone since it was staged") from None
+        source.check(source.fd)
+        syscalls.mount_setattr(source.fd, source.options)
+
+    def attach(self, source: Source, target: Target) -> None:
+        """Put the mount on `target`; called inside the container's namespace."""
+        syscalls.move_mount(source.fd, target.fd)
+        self._attached.append(source.fd)
+
+    def open_tmpfs(self, tmpfs: "Tmpfs") -> None:
+        """Make and fill the tmpfs, attached nowhere yet."""
+        tmpfs.fill(syscalls.detached_tmpfs({b"mode": b"0555", b"size": b"1m"}))
+
+    def attach_tmpfs(self, tmpfs: "Tmpfs", target: Target) -> None:
+        """Put a filled tmpfs on `target`, read-only."""
+        syscalls.mount_setattr(tmpfs.fd, syscalls.mount_bits(b"ro,nosuid,nodev,noexec"))
+        syscalls.move_mount(tmpfs.fd, target.fd)
+        self._attached.append(tmpfs.fd)
+
+    def undo(self) -> None:
+        """Take the mounts away again, newest first."""
+        for fd in reversed(self._attached):
+            # The descriptor of a detached mount is its root, also after it was attached.
+            syscalls.umount(b"/proc/self/fd/%d" % fd)
+        self._attached.clear()
+
+
+class Tmpfs:
+    """What a tmpfs shall hold: (path, content) files, and empty directories.
+
+    `fill` makes it below the root of a fresh mount; then `fd` is that root and `dirs` has every
+    directory as a place to mount on.
+    """
+
+    def __init__(self, files: list[tuple[bytes, bytes]], directories: list[bytes]) -> None:
+        self.fd = -1
+        self.dirs: dict[bytes, Target] = {}
+        self._files = files
+        self._directories = directories
+
+    def fill(self, fd: int) -> None:
+        """Write it below `fd`."""
+        self.fd = fd
+        for path, content in self._files:
+            parent, _, name = path.rpartition(b"/")
+            flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC
+            file = posix.open(name, flags, 0o444, dir_fd=self._directory(parent))
+            posix.write(file, content)
+            posix.close(file)
+        for path in self._directories:
+            self._directory(path)
+
+    def _directory(self, path: bytes) -> int:
+        if not path:
+            return self.fd
+        if path not in self.dirs:
+            parent, _, name = path.rpartition(b"/")
+            above = self._directory(parent)
+            posix.mkdir(name, 0o555, dir_fd=above)
+            flags = O_PATH | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC
+            self.dirs[path] = Target(posix.open(name, flags, dir_fd=above), above, name)
+        return self.dirs[path].fd
+
+
+class Classic:
+    """bind + remount, inside the container's namespace, through a checked /proc/self/fd."""
+
+    name = "classic"
+
+    def __init__(self) -> None:
+        self._attached: list[bytes] = []
+        self._proc = -1
+
+    def open(self, source: Source) -> None:
+        """Check the source early; the mount itself needs it opened in the other namespace."""
+        source.check(self._reach(source))
+
+    def attach(self, source: Source, target: Target) -> None:
+        """Bind the source on `target` and remount it with its flags.
+
+        The container's mount namespace is still a copy of the host's here, so the source's
+        path leads to the same file there; its identity is checked again on the descriptor.
+        """
+        fd = self._reach(source)
+        source.check(fd)
+        place = self._place(target.fd)
+        syscalls.mount(self._place(fd), place, None, syscalls.MS_BIND, None)
+        posix.close(fd)
+        self._finish(target, source.options)
+
+    def open_tmpfs(self, tmpfs: "Tmpfs") -> None:
+        """Nothing: here a tmpfs can only be made where it is mounted."""
+
+    def attach_tmpfs(self, tmpfs: "Tmpfs", target: Target) -> None:
+        """Mount a tmpfs on `target`, fill it, and make it read-only."""
+        bits = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+        data = b"mode=0555,size=1m"
+        syscalls.mount(b"tmpfs", self._place(target.fd), b"tmpfs", bits, data)
+        tmpfs.fill(target.top())
+        self._finish(target, bits | syscalls.MS_RDONLY)
+
+    def undo(self) -> None:
+        """Take the mounts away again, newest first."""
+        for path in reversed(self._attached):
+            syscalls.umount(path)
+        self._attached.clear()
+
+    def _reach(self, source: Source) -> int:
+        flags = O_PATH | posix.O_NOFOLLOW | posix.O_CLOEXEC
+        try:
+            return posix.open(source.path, flags)
+        except FileNotFoundError:
+            raise Changed(f"{_text(source.path)} is gone since it was staged") from None
+
+    def _place(self, fd: int) -> bytes:
+        if self._proc < 0:
+            self._proc = posix.open(b"/proc/self/fd", O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
+            if syscalls.fs_magic(self._proc) != syscalls.PROC_SUPER_MAGIC:
+                raise OSError(errno.EINVAL, "/proc is not procfs")
+        return b"/proc/self/fd/%d" % fd
+
+    def _finish(self, target: Target, bits: int) -> None:
+        # `target.fd` is what lies below the new mount; the flags belong to what is on top.
+        place = self._place(target.top())
+        self._attached.append(place)
+        syscalls.mount(b"none", place, None, syscalls.MS_PRIVATE, None)
+        flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | bits
+        syscalls.mount(b"none", place, None, flags, None)
+
+
+def mounter() -> "Detached | Classic":
+    """The best way this kernel offers; probed with a call that changes nothing."""
+    try:
+        syscalls.mount_setattr(-1, 0)
+    except OSError as error:
+        # EBADF: the call exists (Linux 5.12), and with it all that `Detached` needs.
+        return Detached() if error.errno == errno.EBADF else Classic()
+    raise AssertionError("mount_setattr accepted descriptor -1")
+
+
+def _text(path: bytes) -> str:
+    return path.decode("utf-8", "replace")

@@ -1,0 +1,291 @@
+"""A container's root, reached by descriptor: find places in it, make mount points and links.
+
+The tree was written by whoever made the image and may be changed while we look, so no path of it
+is ever used as a string twice: every path is resolved inside the root to a descriptor, and from
+then on the descriptor is used (rules R1-R5). Nothing in here mounts; nothing of the image is
+read but the loader cache. Whatever is made is remembered and can be taken back.
+"""
+
+import errno
+import posix
+
+from hooks import syscalls
+from hooks.syscalls import O_PATH
+
+S_IFMT, S_IFREG, S_IFDIR, S_IFLNK, S_IFCHR, S_IFSOCK = (
+    0xF000,
+    0x8000,
+    0x4000,
+    0xA000,
+    0x2000,
+    0xC000,
+)
+IN_ROOT = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
+DIR_FLAGS = O_PATH | posix.O_DIRECTORY
+LINK_LIMIT = 40
+
+# Debian's directories; every other distribution uses lib64 (or has a link of that name).
+MULTIARCH = {
+    "x86_64": (b"usr/lib/x86_64-linux-gnu", b"usr/lib/i386-linux-gnu"),
+    "aarch64": (b"usr/lib/aarch64-linux-gnu", b"usr/lib/arm-linux-gnueabihf"),
+}
+
+
+class Target:
+    """A place to mount on: `fd` is what gets covered, `name` in `directory` leads to it."""
+
+    __slots__ = ("directory", "fd", "name")
+
+    def __init__(self, fd: int, directory: int, name: bytes) -> None:
+        self.fd = fd
+        self.directory = directory
+        self.name = name
+
+    def top(self) -> int:
+        """A descriptor for what lies on top here now: after a mount, the mount's root."""
+        flags = O_PATH | posix.O_NOFOLLOW | posix.O_CLOEXEC
+        return posix.open(self.name, flags, dir_fd=self.directory)
+
+
+class Root:
+    """An opened container root. `fd` is the root itself; `undo` takes back what was made."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._device = posix.fstat(fd).st_dev
+        self._dirs: dict[bytes, int] = {}
+        self._made: list[tuple[str, int, bytes, bytes]] = []
+
+    def find(self, path: bytes, flags: int = O_PATH) -> int | None:
+        """A descriptor for `path` with links followed inside the root, or None if absent."""
+        try:
+            return self._open(path.lstrip(b"/") or b".", flags)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                return None
+            raise
+
+    def directory(self, path: bytes) -> int:
+        """A descriptor for the directory `path`, made with its parents where missing."""
+        path = path.strip(b"/")
+        known = self._dirs.get(path)
+        if known is not None:
+            return known
+        fd = self.find(path, DIR_FLAGS)
+        if fd is None:
+            parent, _, name = path.rpartition(b"/")
+            fd = self._make_directory(self.directory(parent) if parent else self.fd, name)
+        self._dirs[path] = fd
+        return fd
+
+    def mount_point(self, path: bytes, kind: int) -> Target:
+        """A place that a bind of type `kind` can cover, made if absent.
+
+        Files, sockets and device nodes are covered at a file; directories at a directory.
+        """
+        parent, _, name = path.rpartition(b"/")
+        directory = self.directory(parent)
+        if kind == S_IFDIR:
+            return Target(self._directory_at(directory, name), directory, name)
+        flags = posix.O_RDONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
+        try:
+            fd = self._create(directory, name, flags)
+        except FileExistsError:
+            fd = self._existing(directory, name)
+        return Target(fd, directory, name)
+
+    def link(self, path: bytes, points_to: bytes) -> None:
+        """Make `path` a symbolic link to `points_to`, replacing a file or link in its way."""
+        parent, _, name = path.rpartition(b"/")
+        directory = self.directory(parent)
+        self._may_create(directory, path)
+        try:
+            posix.symlink(points_to, name, dir_fd=directory)
+            self._made.append(("file", directory, name, b""))
+            return
+        except FileExistsError:
+            old = self._link_text(directory, name)
+        if old == points_to:
+            return
+        draft = _draft(name)
+        posix.symlink(points_to, draft, dir_fd=directory)
+        self._replace(directory, draft, name, old)
+
+    def write(self, path: bytes, content: bytes) -> None:
+        """Replace the file `path` as a whole: a temporary name, then a rename beside it."""
+        parent, _, name = path.rpartition(b"/")
+        directory = self.directory(parent)
+        self._may_create(directory, path)
+        draft = _draft(name)
+        flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
+        fd = posix.open(draft, flags, 0o644, dir_fd=directory)
+        try:
+            _write_all(fd, content)
+            posix.fchmod(fd, 0o644)
+        except BaseException:
+            posix.unlink(draft, dir_fd=directory)
+            raise
+        finally:
+            posix.close(fd)
+        self._replace(directory, draft, name, None)
+
+    def undo(self) -> None:
+        """Take back everything made, newest first; what cannot be taken back stays."""
+        for kind, directory, name, old in reversed(self._made):
+            try:
+                if kind == "directory":
+                    posix.rmdir(name, dir_fd=directory)
+                elif kind == "link":
+                    draft = _draft(name)
+                    posix.symlink(old, draft, dir_fd=directory)
+                    posix.rename(draft, name, src_dir_fd=directory, dst_dir_fd=directory)
+                else:
+                    posix.unlink(name, dir_fd=directory)
+            except OSError:
+                # The start is refused already; its message must not be lost for a leftover.
+                continue
+        self._made.clear()
+
+    def _open(self, path: bytes, flags: int) -> int:
+        try:
+            return syscalls.openat2(self.fd, path, flags, IN_ROOT)
+        except OSError as error:
+            if error.errno != errno.ENOSYS:
+                raise
+        return walk(self.fd, path, flags)
+
+    def _directory_at(self, parent: int, name: bytes) -> int:
+        try:
+            flags = DIR_FLAGS | posix.O_NOFOLLOW | posix.O_CLOEXEC
+            return posix.open(name, flags, dir_fd=parent)
+        except FileNotFoundError:
+            return self._make_directory(parent, name)
+
+    def _make_directory(self, parent: int, name: bytes) -> int:
+        self._may_create(parent, name)
+        # EEXIST here means a dangling link: following it could make directories anywhere.
+        posix.mkdir(name, 0o755, dir_fd=parent)
+        self._made.append(("directory", parent, name, b""))
+        return posix.open(name, DIR_FLAGS | posix.O_NOFOLLOW | posix.O_CLOEXEC, dir_fd=parent)
+
+    def _create(self, directory: int, name: bytes, flags: int) -> int:
+        try:
+            self._may_create(directory, name)
+        except OSError:
+            return self._existing(directory, name)
+        fd = posix.open(name, flags, 0o644, dir_fd=directory)
+        self._made.append(("file", directory, name, b""))
+        return fd
+
+    def _existing(self, directory: int, name: bytes) -> int:
+        fd = posix.open(name, O_PATH | posix.O_NOFOLLOW | posix.O_CLOEXEC, dir_fd=directory)
+        kind = posix.fstat(fd).st_mode & S_IFMT
+        if kind in (S_IFREG, S_IFCHR, S_IFSOCK):
+            return fd
+        posix.close(fd)
+        if kind != S_IFLNK:
+            raise OSError(errno.EISDIR, "mount point is not a file in the image", name)
+        # A link of the image where our file belongs: an empty file takes its place.
+        old = self._link_text(directory, name)
+        draft = _draft(name)
+        flags = posix.O_RDONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
+        fd = posix.open(draft, flags, 0o644, dir_fd=directory)
+        self._replace(directory, draft, name, old)
+        return fd
+
+    def _replace(self, directory: int, draft: bytes, name: bytes, old: bytes | None) -> None:
+        try:
+            posix.rename(draft, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except OSError:
+            posix.unlink(draft, dir_fd=directory)
+            raise
+        if old is not None:
+            self._made.append(("link", directory, name, old))
+
+    def _link_text(self, directory: int, name: bytes) -> bytes | None:
+        try:
+            return posix.readlink(name, dir_fd=directory)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return None
+            raise
+
+    def _may_create(self, directory: int, what: bytes) -> None:
+        """A volume of the user's belongs to the user: nothing is made on it (R4)."""
+        if posix.fstat(directory).st_dev == self._device:
+            return
+        if syscalls.fs_magic(directory) != syscalls.TMPFS_MAGIC:
+            raise OSError(errno.EXDEV, "place lies on a volume, not in the image", what)
+
+
+def layout(root: Root, machine: str) -> dict[bytes, bytes]:
+    """The image's directories for `libs` and `libs32`, absolute container paths."""
+    libs, libs32 = MULTIARCH.get(machine, (b"usr/lib64", b"usr/lib"))
+    if root.find(b"etc/debian_version") is None and (
+        root.find(libs) is None or root.find(b"usr/lib64") is not None
+    ):
+        libs = b"usr/lib64"
+        libs32 = b"usr/lib32" if root.find(b"usr/lib32") is not None else b"usr/lib"
+    return {b"libs": b"/" + libs, b"libs32": b"/" + libs32, b"abs": b""}
+
+
+def walk(root_fd: int, path: bytes, flags: int) -> int:
+    """openat2(RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS) for kernels and sandboxes without it.
+
+    One component at a time, links read and expanded here; `..` never leaves the root.
+    """
+    step = O_PATH | posix.O_NOFOLLOW | posix.O_CLOEXEC
+    todo = [part for part in path.split(b"/") if part not in (b"", b".")][::-1]
+    stack = [posix.open(b".", step | posix.O_DIRECTORY, dir_fd=root_fd)]
+    links = 0
+    try:
+        while todo:
+            name = todo.pop()
+            if name == b"..":
+                if len(stack) > 1:
+                    posix.close(stack.pop())
+                continue
+            fd = posix.open(name, step, dir_fd=stack[-1])
+            if posix.fstat(fd).st_mode & S_IFMT != S_IFLNK:
+                stack.append(fd)
+                continue
+            links += 1
+            try:
+                text = _ordinary_link(fd, links, name)
+            finally:
+                posix.close(fd)
+            if text.startswith(b"/"):
+                while len(stack) > 1:
+                    posix.close(stack.pop())
+            todo += [part for part in text.split(b"/") if part not in (b"", b".")][::-1]
+        return _reopen(stack[-1], flags)
+    finally:
+        for fd in stack:
+            posix.close(fd)
+
+
+def _ordinary_link(fd: int, links: int, name: bytes) -> bytes:
+    # procfs links are magic: their text says one thing and following them does another.
+    if links > LINK_LIMIT or syscalls.fs_magic(fd) == syscalls.PROC_SUPER_MAGIC:
+        raise OSError(errno.ELOOP, "link not followed", name)
+    return posix.readlink(b"", dir_fd=fd)
+
+
+def _reopen(fd: int, flags: int) -> int:
+    if flags & O_PATH:
+        copy = posix.dup(fd)
+        if flags & posix.O_DIRECTORY and posix.fstat(fd).st_mode & S_IFMT != S_IFDIR:
+            posix.close(copy)
+            raise OSError(errno.ENOTDIR, "not a directory")
+        return copy
+    return posix.open(b"/proc/self/fd/%d" % fd, flags | posix.O_CLOEXEC)
+
+
+def _draft(name: bytes) -> bytes:
+    return b".%s.gpu-agent-%d" % (name[:200], posix.getpid())
+
+
+def _write_all(fd: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[posix.write(fd, view) :]
