@@ -18,7 +18,7 @@ except ImportError:
 
 NAME_LIMIT = 255
 PATH_LIMIT = 4095
-FILE_LIMIT = 16 << 20  # a cache of 10,000 libraries is 1 MiB; below 2**31 for `shifted`
+FILE_LIMIT = 4 << 20  # a cache of 10,000 libraries is 1 MiB; `shifted` needs less than 2**31
 HWCAPS_LIMIT = 1024  # names of subdirectories in a whole cache; real ones have four at most
 
 OLD_MAGIC = b"ld.so-1.7.0"

@@ -13,6 +13,7 @@ LAYOUTS = ("old", "new", "new-2.33", "combined", "combined-2.33")
 NAMED = 1 << 62
 LEGACY_HWCAP = 1 << 3
 X86_64, I386, AARCH64 = 0x0303, 0x0003, 0x0A03
+KERNEL = 0x060000  # as an osversion; a library that needs a later one is passed over
 ACCEPTS = {X86_64: {X86_64}, I386: {I386, 1}, AARCH64: {AARCH64}}
 
 
@@ -176,7 +177,7 @@ def _best(
         flags, _, value, osversion, hwcap = rows[at]
         at += 1
         named = hwcap >> 32 == NAMED >> 32
-        if flags not in ACCEPTS[machine] or osversion or (hwcap and not named):
+        if flags not in ACCEPTS[machine] or osversion > KERNEL or (hwcap and not named):
             continue
         if not named:
             if best is not None:
