@@ -97,7 +97,6 @@ class FakeContainerd:
     async def stop(self) -> None:
         """End at once, as SIGKILL would."""
         await self._server.stop(None)
-        self._queues.clear()
         self.path.unlink(missing_ok=True)
 
     def add(self, id: str, namespace: str = "k8s.io", spec: bytes = b"{}") -> None:
@@ -197,10 +196,14 @@ class FakeContainerd:
         queue = Queue()
         self._queues.append(queue)
         self.subscribed.set()
-        with queue.send, queue.receive:
+        try:
             async for envelope in queue.receive:
                 if any(f'"{envelope.topic}"' in f for f in question.filters):
                     yield envelope
+        finally:
+            self._queues.remove(queue)
+            queue.send.close()
+            queue.receive.close()
 
     async def _namespace(self, context: Context) -> str:
         for key, value in context.invocation_metadata() or ():
