@@ -121,8 +121,9 @@ class PolicySettings:
 class HookSettings:
     """[hook]: what containerd's runtimes are told to run.
 
-    `runtime` is the OCI runtime that the wrapper runs, `python` the interpreter (>= 3.11) of
-    the hook file `path`, `agent_python` that of the standalone planner.
+    `python` is the interpreter (>= 3.11) of the hook file `path`, `agent_python` that of the
+    standalone planner (None: the one that runs agentctl). `wrapper` is the runtime wrapper,
+    `runtime` the OCI runtime that it runs.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _KNOWN_KEYS_ONLY
@@ -130,8 +131,8 @@ class HookSettings:
     runtime: Path = "/usr/bin/runc"
     python: Path = "/usr/bin/python3"
     path: Path = "/usr/libexec/gpu-agent/hook.pyc"
-    wrapper: Path = "/usr/libexec/gpu-agent/runc-wrapper"
-    agent_python: Path = "/usr/bin/python3"
+    wrapper: Path = "/usr/libexec/gpu-agent/gpu-agent-runc"
+    agent_python: Path | None = None
     timeout_s: WholeSeconds = 10
 
 

@@ -64,6 +64,8 @@ def test_defaults_would_pass_as_input() -> None:
     for name in ("agent", "host", "policy", "hook"):
         lines.append(f"[{name}]")
         for key, value in dataclasses.asdict(getattr(Config(), name)).items():
+            if value is None:
+                continue
             shown = list(value) if isinstance(value, tuple) else value
             text = str(shown).lower() if isinstance(shown, bool) else repr(shown)
             lines.append(f"{key} = {text}")
