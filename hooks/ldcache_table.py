@@ -42,7 +42,7 @@ _EXTENSION_MAGIC = 0xEAA42174
 _GENERATOR, _HWCAPS = 0, 1
 _LITTLE = 2  # the low two bits of the byte-order field; 0 is a glibc before 2.33
 
-_NUMBER = [bytes((255, length)) for length in range(NAME_LIMIT + 1)]
+_BYTES = bytes(range(256))
 _ONLY_DIGITS = b" " * 48 + b"0123456789" + b" " * 198
 SIGNED = bytes(range(128, 176)) + bytes(10) + bytes(range(176, 246)) + bytes(range(128))
 UNSIGNED = bytes(range(48)) + bytes(10) + bytes(range(48, 246))
@@ -62,7 +62,8 @@ def sort_key(name: bytes, ranks: bytes) -> bytes:
     for run in name.translate(_ONLY_DIGITS).split():
         start = name.index(run, at)
         number = run.lstrip(b"0")
-        key += ranked[at:start] + _NUMBER[len(number)] + number
+        size = len(number)
+        key += ranked[at:start] + b"\xff" + _BYTES[size : size + 1] + number
         at = start + len(run)
     return key + ranked[at:]
 

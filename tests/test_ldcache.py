@@ -44,6 +44,7 @@ IMAGE: list[Entry] = [
     (b"libm.so.6", b"/lib/libm.so.6", X86_64, 0, 0),
     (b"libnvidia-ml.so.9", b"/usr/lib/libnvidia-ml.so.9", X86_64, 0, 0),
     (b"libz.so.1", b"/lib/libz.so.1", X86_64, 0x020600, 0),
+    (b"libz.so.1", b"/lib/legacy/libz.so.1", X86_64, 0, 15 * LEGACY_HWCAP),
 ]
 NAMED_IMAGE: list[Entry] = [
     *IMAGE,
@@ -119,6 +120,20 @@ def test_merging_twice_changes_nothing(layout: str) -> None:
     """A merge of a merge's result is the same bytes, so a restarted container's file is kept."""
     once = ldcache.merge(None if layout == "none" else image(layout), DRIVER)
     assert ldcache.merge(once, DRIVER) == once
+
+
+def test_a_driver_entry_goes_before_those_of_lower_flags() -> None:
+    """Among entries of one name the flags descend, as ldconfig leaves them."""
+    new = ldcache.merge(image("new"), [(b"libc.so.6", b"/drv/libc.so.6", X86_64)])
+    rows = [entry[1] for entry in ldcache.parse(new) if entry[0] == b"libc.so.6"]
+    assert rows == [b"/drv/libc.so.6", b"/lib32/libc.so.6"]
+
+
+def test_an_entry_for_other_hardware_is_not_taken_for_the_drivers() -> None:
+    """An old entry with the driver's path but a hwcap is replaced by one that always counts."""
+    name, path, flags = DRIVER[2]
+    new = ldcache.merge(write([(name, path, flags, 0, LEGACY_HWCAP)]), [DRIVER[2]])
+    assert ldcache.parse(new) == [(name, path, flags, 0, 0)]
 
 
 def test_a_newer_driver_replaces_the_older_one() -> None:
@@ -259,6 +274,23 @@ def test_a_lying_header_or_offset_is_refused(offset: int, word: int) -> None:
         ldcache.parse(bytes(data))
     with pytest.raises(ValueError, match="loader cache: "):
         ldcache.merge(bytes(data), DRIVER)
+
+
+@pytest.mark.parametrize("layout", ["new", "combined", "old"])
+def test_strings_whose_last_does_not_end_are_refused(layout: str) -> None:
+    """Without its NUL the last string would run on into what a merge puts behind it."""
+    data = bytearray(image(layout))
+    data[-1] = ord("x")
+    with pytest.raises(ValueError, match="does not end"):
+        ldcache.parse(bytes(data))
+    with pytest.raises(ValueError, match="does not end"):
+        ldcache.merge(bytes(data), DRIVER)
+
+
+def test_a_huge_file_is_refused() -> None:
+    """A cache beyond 4 MiB is not worked on at all."""
+    with pytest.raises(ValueError, match="more than"):
+        ldcache.merge(write(in_order(IMAGE)) + bytes(4 << 20), DRIVER)
 
 
 @pytest.mark.parametrize("sizes", [(256, 10), (10, 4096)])
