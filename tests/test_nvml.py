@@ -177,14 +177,14 @@ def test_a_failing_init_is_a_reason(stub: Stub, code: int, meaning: str) -> None
     fact = ask(stub(f"error nvmlInitWithFlags {code}\n"))
     assert fact.gpus == ()
     assert fact.reason is not None
-    assert fact.reason.startswith(f"nvml: nvmlInit: {meaning}: ")
+    assert fact.reason.startswith(f"nvmlInit: {meaning}: ")
 
 
 def test_a_call_that_never_returns_is_killed(stub: Stub) -> None:
     """After the deadline there is a reason, and no worker is left."""
     library = stub("delay_ms nvmlInitWithFlags -1\n")
     fact = ask(library, 0.3)
-    assert fact.reason == f"nvml: {library}: no answer within 0.3 s"
+    assert fact.reason == f"{library}: no answer within 0.3 s"
     assert running(library) == []
 
 
@@ -225,14 +225,14 @@ def test_a_crashing_library_is_a_reason(tmp_path: Path) -> None:
     """A library that takes the worker down leaves the agent with the signal's number."""
     source = "#include <stdlib.h>\n__attribute__((constructor)) void f(void) { abort(); }\n"
     library = compile_library(tmp_path, source)
-    assert ask(library).reason == f"nvml: {library}: the worker died: signal 6"
+    assert ask(library).reason == f"{library}: the worker died: signal 6"
 
 
 def test_a_talking_library_does_not_spoil_the_answer(tmp_path: Path) -> None:
     """What a library prints is not taken for the worker's answer."""
     source = '#include <stdio.h>\n__attribute__((constructor)) void f(void) { puts("{}"); }\n'
     reason = ask(compile_library(tmp_path, source)).reason
-    assert reason == "nvml: nvmlInit: unsupported: Function Not Found"
+    assert reason == "nvmlInit: unsupported: Function Not Found"
 
 
 def test_a_file_that_is_no_library_is_a_reason(tmp_path: Path) -> None:

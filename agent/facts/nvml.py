@@ -44,13 +44,13 @@ async def read_nvml(library: str | None, timeout_s: float) -> NvmlFact:
     After `timeout_s` the worker is killed and the fact has a reason instead of answers.
     """
     if library is None:
-        return NvmlFact(reason="nvml: no libnvidia-ml of the loaded driver")
+        return NvmlFact(reason="no libnvidia-ml of the loaded driver")
     if not os.path.isabs(library):
-        return NvmlFact(reason=f"nvml: {one_line(library)}: not an absolute path")
+        return NvmlFact(reason=f"{one_line(library)}: not an absolute path")
     try:
         return decode(await ask_worker(library, timeout_s))
     except (NoAnswer, OSError) as e:
-        return NvmlFact(reason=one_line(f"nvml: {library}: {e}"))
+        return NvmlFact(reason=one_line(f"{library}: {e}"))
 
 
 async def ask_worker(library: str, timeout_s: float) -> bytes:

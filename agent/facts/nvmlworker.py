@@ -122,7 +122,7 @@ def read(nvml: Any) -> NvmlFact:
     system = Asker(nvml)
     count = system.ask("nvmlDeviceGetCount")
     if count is None:
-        return NvmlFact(reason=f"nvml: {system.error or 'GPUs cannot be counted'}")
+        return NvmlFact(reason=system.error or "nvmlDeviceGetCount: unsupported")
     cuda = system.ask("nvmlSystemGetCudaDriverVersion_v2")
     version = system.ask("nvmlSystemGetDriverVersion")
     return NvmlFact(
@@ -200,9 +200,9 @@ def ask_library(library: str) -> tuple[Any, NvmlFact]:
     try:
         nvml = load(library)
     except OSError as e:
-        return None, NvmlFact(reason=one_line(f"nvml: {library}: cannot be loaded: {e}"))
+        return None, NvmlFact(reason=one_line(f"{library}: cannot be loaded: {e}"))
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as e:
-        return None, NvmlFact(reason=f"nvml: nvmlInit: {meaning_of('nvmlInit', e.value)}: {e}")
+        return None, NvmlFact(reason=f"nvmlInit: {meaning_of('nvmlInit', e.value)}: {e}")
     return nvml, read(nvml)
