@@ -1,0 +1,219 @@
+"""(Inventory, Request) to Plan: what this host puts into a container that asks for this.
+
+Pure: same arguments, same plan. It chooses GPUs, files and nodes, and refuses what the host does
+not have; it knows nothing of images (the hook probes the layout) nor of containerd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from agent import catalog
+from agent.errors import DriverNotReady, UnhealthyGpu, UnknownGpu
+from agent.facts.values import LibraryFact, NodeFact
+from agent.inventory import DriverState, Gpu, Inventory, Mig
+from agent.plan import (
+    BindFile,
+    BindIpc,
+    BindNode,
+    BindProcGpu,
+    CacheEntry,
+    DeviceRule,
+    Link,
+    MaskProc,
+    Place,
+    Plan,
+    Step,
+)
+from agent.request import Capability, Request, normal_bus_id
+from hooks.ldcache import FLAGS
+
+PROC_DRIVER = "/driver/nvidia"
+PROGRAMS = "/usr/bin"
+MACHINES_32 = ("i386", "arm")
+
+# Names that programs open although no library has them as SONAME (injection.md A.7).
+EXTRA_LINKS = {
+    "libcuda": "libcuda.so",
+    "libGLX_nvidia": "libGLX_indirect.so.0",
+    "libnvidia-opticalflow": "libnvidia-opticalflow.so",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcPaths:
+    """`root` is the host's procfs; `mask` the container path that is covered."""
+
+    root: str = "/proc"
+    mask: str = "/proc/driver/nvidia"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The devices of a request: GPUs in minor order, and the MIG devices among them."""
+
+    gpus: tuple[Gpu, ...]
+    migs: tuple[Mig, ...]
+
+
+def plan(inventory: Inventory, request: Request, proc: ProcPaths) -> Plan:
+    """The plan for `request`. Raises DriverNotReady, UnknownGpu or UnhealthyGpu."""
+    if inventory.state is not DriverState.READY:
+        raise DriverNotReady(inventory.state, inventory.reason or "no reason known")
+    chosen = choose(inventory, request.devices)
+    wanted = frozenset(map(str, request.capabilities))
+    nodes = _nodes(inventory, chosen, wanted)
+    steps = (
+        *_files(inventory, wanted),
+        *(BindNode(node) for node in nodes),
+        *_links_and_cache(_libraries(inventory, wanted)),
+        *_proc(inventory, chosen, proc),
+        *(DeviceRule(node.major, node.minor) for node in nodes),
+    )
+    return Plan(
+        generation=inventory.generation,
+        driver_version=inventory.driver_version or "",
+        version_file=f"{proc.root}{PROC_DRIVER}/version",
+        version_text=inventory.version_text or "",
+        steps=_without_repeats(steps),
+    )
+
+
+def choose(inventory: Inventory, devices: Sequence[str]) -> Chosen:
+    """The devices that the tokens name. `all` leaves out what has a problem; a name does not."""
+    if devices == ("all",):
+        healthy = [gpu for gpu in inventory.gpus if gpu.problem is None]
+        return _chosen(healthy, [mig for gpu in healthy for mig in gpu.migs])
+    names = _names(inventory)
+    if unknown := [token for token in devices if token.lower() not in names]:
+        raise UnknownGpu(unknown, known(inventory))
+    found = [names[token.lower()] for token in devices]
+    for gpu, _ in found:
+        if gpu.problem is not None:
+            raise UnhealthyGpu(f"{gpu.index} ({gpu.uuid})", gpu.problem)
+    return _chosen([gpu for gpu, _ in found], [mig for _, mig in found if mig is not None])
+
+
+def known(inventory: Inventory) -> tuple[str, ...]:
+    """What a request could name, for people: each GPU and MIG device by index and UUID."""
+    lines = []
+    for gpu in inventory.gpus:
+        lines.append(f"{gpu.index} ({gpu.uuid})")
+        lines += [f"{gpu.index}:{mig.ordinal} ({mig.uuid})" for mig in gpu.migs]
+    return tuple(lines)
+
+
+def _chosen(gpus: Iterable[Gpu], migs: Iterable[Mig]) -> Chosen:
+    by_minor = {gpu.minor: gpu for gpu in gpus}
+    by_uuid = {mig.uuid: mig for mig in migs}
+    ordered = sorted(by_uuid.values(), key=lambda mig: (mig.gi, mig.ci, mig.uuid))
+    return Chosen(tuple(by_minor[minor] for minor in sorted(by_minor)), tuple(ordered))
+
+
+def _names(inventory: Inventory) -> dict[str, tuple[Gpu, Mig | None]]:
+    """Every token that names a device here, in lower case."""
+    names: dict[str, tuple[Gpu, Mig | None]] = {}
+    for gpu in inventory.gpus:
+        for name in (str(gpu.index), gpu.uuid, normal_bus_id(gpu.bus_id)):
+            names[name.lower()] = (gpu, None)
+        for mig in gpu.migs:
+            old = f"mig-{gpu.uuid}/{mig.gi}/{mig.ci}"
+            for name in (f"{gpu.index}:{mig.ordinal}", mig.uuid, old):
+                names[name.lower()] = (gpu, mig)
+    return names
+
+
+def _libraries(inventory: Inventory, wanted: frozenset[str]) -> list[tuple[LibraryFact, Place]]:
+    found = []
+    for library in inventory.libraries:
+        if not catalog.capabilities_of_library(catalog.stem_of(library.name)) & wanted:
+            continue
+        if library.machine not in MACHINES_32:
+            found.append((library, Place.LIBS))
+        elif Capability.COMPAT32 in wanted:
+            found.append((library, Place.LIBS32))
+    return found
+
+
+def _files(inventory: Inventory, wanted: frozenset[str]) -> Iterable[Step]:
+    for library, place in _libraries(inventory, wanted):
+        yield BindFile(place, _inside(library, library.name), library.file)
+    for program in inventory.programs:
+        if catalog.capabilities_of_program(program.name) & wanted:
+            yield BindFile(Place.ABSOLUTE, f"{PROGRAMS}/{program.name}", program.file)
+    for data in inventory.firmware:
+        yield BindFile(Place.ABSOLUTE, data.target, data.file)
+    for ipc in inventory.ipc:
+        if catalog.capabilities_of_ipc(ipc.target) & wanted:
+            yield BindIpc(ipc)
+
+
+def _nodes(inventory: Inventory, chosen: Chosen, wanted: frozenset[str]) -> list[NodeFact]:
+    control = [
+        node
+        for node in inventory.control
+        if catalog.capabilities_of_node(node.target) & (wanted | {catalog.ANY})
+    ]
+    gpus = [gpu.node for gpu in chosen.gpus if gpu.node is not None]
+    caps = [node for mig in chosen.migs for node in (mig.gi_node, mig.ci_node) if node is not None]
+    return list(dict.fromkeys([*control, *gpus, *caps]))
+
+
+def _links_and_cache(libraries: Sequence[tuple[LibraryFact, Place]]) -> Iterable[Step]:
+    """The names that a linker or a program may use, and those the loader must know.
+
+    A SONAME leads to the file and every other name to the SONAME, as ldconfig and the driver's
+    installer have it.
+    """
+    for library, place in libraries:
+        soname = library.soname or library.name
+        if soname != library.name:
+            yield Link(place, _inside(library, soname), library.name)
+        extra = EXTRA_LINKS.get(catalog.stem_of(library.name))
+        for name in dict.fromkeys((*library.links, *([extra] if extra else []))):
+            if name not in (soname, library.name):
+                yield Link(place, _inside(library, name), soname)
+        if not library.subdir and library.machine in FLAGS:
+            yield CacheEntry(place, soname, soname, FLAGS[library.machine])
+
+
+def _proc(inventory: Inventory, chosen: Chosen, proc: ProcPaths) -> Iterable[Step]:
+    below = f"/proc{PROC_DRIVER}/"
+    # On a simulated host the mask lies higher, where the container's procfs has a directory.
+    inner = below.removeprefix(f"{proc.mask}/") if below != f"{proc.mask}/" else ""
+    files = tuple((inner + name, content) for name, content in inventory.proc_files)
+    yield MaskProc(proc.mask, files)
+    for gpu in chosen.gpus:
+        name = f"gpus/{gpu.bus_id}"
+        yield BindProcGpu(inner + name, f"{proc.root}{PROC_DRIVER}/{name}")
+
+
+def _inside(library: LibraryFact, name: str) -> str:
+    return f"{library.subdir}/{name}" if library.subdir else name
+
+
+def _without_repeats(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """One step a place: a second mount or link there would hide the first (R9)."""
+    seen: set[tuple[str, ...]] = set()
+    kept = []
+    for step in steps:
+        key = _place_of(step)
+        if key not in seen:
+            seen.add(key)
+            kept.append(step)
+    return tuple(kept)
+
+
+def _place_of(step: Step) -> tuple[str, ...]:
+    match step:
+        case BindFile() | Link():
+            return ("at", step.place, step.target)
+        case BindIpc():
+            return ("at", Place.ABSOLUTE, step.ipc.target)
+        case BindNode():
+            return ("at", Place.ABSOLUTE, step.node.target)
+        case CacheEntry():
+            return ("cache", step.place, step.soname, str(step.flags))
+        case _:
+            return step.fields()

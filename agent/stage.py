@@ -1,0 +1,165 @@
+"""The run directory, write side: staged entries, plans, and the generation in force.
+
+    <run_dir>/             root:root 0700, on tmpfs
+        generation         the generation in force; a plan of another one is never replayed
+        staged/<digest>    one entry a spec: a verdict, and which plan (digest of the spec)
+        plans/<digest>     plans, shared by every container with the same request
+        replays.log        the hooks' records; only read and rotated here
+        lock, *.sock       one agent at a time, and where it listens
+
+The agent is the only writer. Files appear whole (temporary name, then rename in the same
+directory) and closed to everyone else. Nothing is synced to disk: the directory does not outlive
+the machine, and a file that is lost only makes its hook ask. The writes are a few microseconds
+of tmpfs, so they are made on the event loop.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from agent.errors import StageError
+from agent.plan import Entry, Plan, digest, encode, encode_entry
+
+GENERATION, STAGED, PLANS, LOCK = "generation", "staged", "plans", "lock"
+
+
+class Stage:
+    """The run directory of one agent. Opening it makes what is missing and takes its lock.
+
+    Raises StageError when it, or a directory above it, could have been made by someone else,
+    when it cannot be written, and when another agent holds it.
+    """
+
+    def __init__(self, run_dir: str) -> None:
+        self.path = Path(run_dir)
+        try:
+            _check_ancestors(self.path)
+            _own_directory(self.path)
+            self._lock = self._take_lock()
+            self._dirs = {
+                name: os.open(_own_directory(self.path / name), os.O_RDONLY | os.O_DIRECTORY)
+                for name in (STAGED, PLANS)
+            }
+            self._dirs[""] = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as e:
+            raise StageError(str(e.filename or self.path), e.strerror or "unusable") from e
+
+    def close(self) -> None:
+        """Let another agent have the directory; what is staged stays."""
+        for fd in (*self._dirs.values(), self._lock):
+            os.close(fd)
+
+    def generation(self) -> str | None:
+        """The generation in force, None before the first."""
+        try:
+            return (self.path / GENERATION).read_text("ascii").strip()
+        except (OSError, ValueError):
+            return None
+
+    def clear_generation(self) -> None:
+        """Put no generation in force: every hook asks. Needs no room, unlike setting one."""
+        self._remove("", GENERATION)
+
+    def set_generation(self, generation: str) -> None:
+        """Put `generation` in force: from now on hooks refuse plans of any other."""
+        self._put("", GENERATION, f"{generation}\n".encode())
+
+    def put_plan(self, plan: Plan) -> str:
+        """Publish a plan; gives its digest, which is its name."""
+        content = encode(plan)
+        name = digest(content)
+        if not self._exists(PLANS, name, len(content)):
+            self._put(PLANS, name, content)
+        return name
+
+    def put_entry(self, spec_digest: str, entry: Entry) -> None:
+        """Publish what is staged for the spec with this digest."""
+        self._put(STAGED, spec_digest, encode_entry(entry))
+
+    def withdraw(self, spec_digest: str) -> None:
+        """Take an entry back; one that is gone already is fine."""
+        self._remove(STAGED, spec_digest)
+
+    def entries(self) -> frozenset[str]:
+        """The spec digests that have an entry."""
+        return frozenset(os.listdir(self._dirs[STAGED]))
+
+    def plans(self) -> frozenset[str]:
+        """The digests of the published plans."""
+        return frozenset(os.listdir(self._dirs[PLANS]))
+
+    def sweep(self, entries: Iterable[str], plans: Iterable[str]) -> None:
+        """Remove every entry and plan, and every left-over draft, that is not named."""
+        for directory, keep in ((STAGED, frozenset(entries)), (PLANS, frozenset(plans))):
+            for name in os.listdir(self._dirs[directory]):
+                if name not in keep:
+                    self._remove(directory, name)
+
+    def _put(self, directory: str, name: str, content: bytes) -> None:
+        where = self._dirs[directory]
+        draft = f".{name}.new"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        try:
+            fd = os.open(draft, flags, 0o600, dir_fd=where)
+            try:
+                with open(fd, "wb") as file:
+                    file.write(content)
+                os.rename(draft, name, src_dir_fd=where, dst_dir_fd=where)
+            except BaseException:
+                self._remove(directory, draft)
+                raise
+        except OSError as e:
+            path = self.path / directory / name
+            raise StageError(str(path), e.strerror or "cannot be written") from e
+
+    def _remove(self, directory: str, name: str) -> None:
+        try:
+            os.unlink(name, dir_fd=self._dirs[directory])
+        except FileNotFoundError:
+            return
+        except OSError as e:
+            path = self.path / directory / name
+            raise StageError(str(path), e.strerror or "cannot be removed") from e
+
+    def _exists(self, directory: str, name: str, size: int) -> bool:
+        try:
+            found = os.stat(name, dir_fd=self._dirs[directory], follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return stat.S_ISREG(found.st_mode) and found.st_size == size
+
+    def _take_lock(self) -> int:
+        path = self.path / LOCK
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            holder = os.read(fd, 20).decode("ascii", "replace").strip()
+            os.close(fd)
+            raise StageError(str(self.path), f"another agent holds it (pid {holder})") from e
+        os.truncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
+        return fd
+
+
+def _own_directory(path: Path) -> Path:
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise StageError(str(path), "not a directory")
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise StageError(str(path), "others than the agent's user can reach it")
+    return path
+
+
+def _check_ancestors(path: Path) -> None:
+    """Whoever could rename a directory above could replace every plan."""
+    for parent in path.parents:
+        found = os.stat(parent)
+        loose = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+        if found.st_uid not in (0, os.geteuid()) or loose:
+            raise StageError(str(parent), "others than root may change it")

@@ -1,0 +1,93 @@
+"""Plan one container without the agent: `python -I -m agent.standalone [--config FILE]`.
+
+The hook runs it when no agent answers. The container's spec comes on stdin; the answer on
+stdout is `<bytes of entry> <bytes of plan>\\n`, the entry, and the plan. Everything is read off
+the host at this moment, so a stale inventory cannot matter; NVML is asked only for a device that
+procfs does not name (MIG). It stages nothing: the agent is the stage's only writer.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import anyio
+
+from agent.config import Config, parse
+from agent.errors import AgentError, UnknownGpu
+from agent.facts.read import read_host
+from agent.facts.values import NvmlFact
+from agent.host import host_roots, proc_paths, read_inventory
+from agent.inventory import Inventory, build
+from agent.plan import Entry, Plan, digest, encode, encode_entry
+from agent.planner import plan
+from agent.policy import policy_of
+from agent.request import Reading, Request, read_spec
+
+CONFIG = "/etc/gpu-agent/config.toml"
+LABEL = "standalone"
+
+
+def answer(spec: bytes, config: Config) -> tuple[Entry, Plan | None]:
+    """The entry, and the plan if there is one, for a spec on this host now."""
+    try:
+        reading = read_spec(spec, policy_of(config.policy))
+    except AgentError as e:
+        return Entry("refuse", str(e), "", "", (0, 0), LABEL), None
+    if reading.request is None:
+        return Entry("none", "", "", reading.root, reading.owner, LABEL), None
+    try:
+        made = _plan(reading.request, config)
+    except AgentError as e:
+        return Entry("refuse", str(e), "", reading.root, reading.owner, LABEL), None
+    return _planned(reading, made), made
+
+
+def load(path: str) -> Config:
+    """The config file, or the defaults where there is none. Raises ConfigError."""
+    try:
+        content = Path(path).read_bytes()
+    except FileNotFoundError:
+        content = b""
+    return parse(content, path)
+
+
+def main(arguments: list[str]) -> int:
+    """Answer on stdout; the exit status is not 0 only if there is no answer."""
+    path = CONFIG
+    for argument in arguments:
+        if not argument.startswith("--config="):
+            return 2
+        path = argument.removeprefix("--config=")
+    spec = sys.stdin.buffer.read()
+    try:
+        entry, made = answer(spec, load(path))
+    except AgentError as e:
+        entry, made = Entry("refuse", str(e), "", "", (0, 0), LABEL), None
+    content, body = encode_entry(entry), encode(made) if made else b""
+    sys.stdout.buffer.write(b"%d %d\n" % (len(content), len(body)) + content + body)
+    return 0
+
+
+def _plan(request: Request, config: Config) -> Plan:
+    paths = proc_paths(config.host)
+    try:
+        return plan(_procfs_inventory(config), request, paths)
+    except UnknownGpu:
+        if not config.host.nvml:
+            raise
+    return plan(anyio.run(read_inventory, config.host), request, paths)
+
+
+def _procfs_inventory(config: Config) -> Inventory:
+    silent = NvmlFact(reason="nvml: not asked")
+    return build(read_host(host_roots(config.host), silent))
+
+
+def _planned(reading: Reading, made: Plan) -> Entry:
+    name = digest(encode(made))
+    return Entry("plan", name, made.generation, reading.root, reading.owner, LABEL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
