@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import stat
 import subprocess
 import sys
@@ -24,6 +25,9 @@ HOSTS = Path(__file__).parent / "hosts"
 NAMES = sorted(p.name for p in HOSTS.iterdir() if (p / "tree.txt").is_file())
 DEVICES_CGROUP = Path("/sys/fs/cgroup/devices")
 
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="the recorded hosts are x86_64"
+)
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mknod needs root")
 
 IDENTIFY = """

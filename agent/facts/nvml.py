@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 ANSWER_LIMIT = 1 << 20
 TEXT_LIMIT = 256
 MAX_GPUS = 256
-KILL_WAIT_S = 1.0
-"""How long a killed worker may take; one that hangs inside the driver may never die."""
+EXIT_WAIT_S = 1.0
+"""How long a worker may take to go, after its answer and again after it was killed; one that
+hangs inside the driver may never die."""
 
 UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,90}")
 BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
@@ -58,7 +59,7 @@ async def ask_worker(library: str, timeout_s: float) -> bytes:
     import anyio  # here, because the worker is this module too and must not pay for it
 
     process = await anyio.open_process(
-        [sys.executable, "-I", "-m", "agent.facts.nvml", library, str(timeout_s + KILL_WAIT_S)],
+        [sys.executable, "-I", "-m", "agent.facts.nvml", library, str(timeout_s + EXIT_WAIT_S)],
         stdin=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={k: v for k, v in os.environ.items() if not k.startswith("LD_")},
@@ -68,7 +69,8 @@ async def ask_worker(library: str, timeout_s: float) -> bytes:
     try:
         with anyio.move_on_after(timeout_s) as deadline:
             answer = await receive(process)
-            await process.wait()
+            with anyio.move_on_after(EXIT_WAIT_S):  # NVML shuts down after the answer
+                await process.wait()
     finally:
         code = await end(process)
     if deadline.cancelled_caught and not answer:
@@ -79,7 +81,7 @@ async def ask_worker(library: str, timeout_s: float) -> bytes:
 
 
 async def receive(process: Process) -> bytes:
-    """All of the worker's standard output; raises NoAnswer when it does not end in time."""
+    """All of the worker's standard output; raises NoAnswer when it is too long."""
     assert process.stdout is not None  # it was opened with a pipe
     answer = bytearray()
     async for chunk in process.stdout:
@@ -93,7 +95,7 @@ async def end(process: Process) -> int | None:
     """Kill what still runs and free it; None for a worker that does not die in time."""
     import anyio
 
-    with anyio.move_on_after(KILL_WAIT_S, shield=True):
+    with anyio.move_on_after(EXIT_WAIT_S, shield=True):
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
