@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from agent._pb.containerd import events_pb2
@@ -101,11 +102,9 @@ def _line(event: Event) -> str:
 
 
 @asynccontextmanager
-async def watching(
-    path: Path, pace: Pace = QUICK, heard: Heard | None = None
-) -> AsyncIterator[Heard]:
+async def watching(path: Path, pace: Pace = QUICK) -> AsyncIterator[Heard]:
     """watch() in the background, ended with the block."""
-    heard = heard or Heard()
+    heard = Heard()
 
     async def run() -> None:
         await watch(str(path), heard.emit, pace=pace)
@@ -114,6 +113,13 @@ async def watching(
         tasks.start_soon(run)
         yield heard
         tasks.cancel_scope.cancel()
+
+
+async def until_asked(fake: FakeContainerd, method: str, count: int = 1) -> None:
+    """Return once a method was called so many times in all, within 10 s."""
+    with anyio.fail_after(10):
+        while fake.asked.count(method) < count:
+            await anyio.lowlevel.checkpoint()
 
 
 def ids(containers: tuple[ContainerRecord, ...]) -> list[str]:
@@ -190,9 +196,7 @@ async def test_a_task_list_does_not_undo_later_events(fake: FakeContainerd) -> N
     fake.tasks_gate = anyio.Event()
     async with watching(fake.path) as heard:
         await heard.wait(Synced)
-        with anyio.fail_after(5):
-            while "Tasks.List" not in fake.asked:
-                await anyio.lowlevel.checkpoint()
+        await until_asked(fake, "Tasks.List")
         fake.end("a")
         fake.run("b", 2)
         await heard.wait(TaskStarted)
@@ -315,14 +319,14 @@ async def test_repeated_and_reordered_events_do_no_harm(fake: FakeContainerd) ->
 
 async def test_overflow_is_answered_by_a_new_list(fake: FakeContainerd) -> None:
     """Too many waiting events are dropped, never silently: a new list follows."""
-    heard = Heard()
-    async with watching(fake.path, Pace(queue=10), heard) as heard:
+    async with watching(fake.path, Pace(queue=10, heartbeat_s=0.02)) as heard:
         await heard.wait(TasksListed)
         heard.hold = anyio.Event()
         for n in range(100):
             fake.add(f"c{n}")
             fake.run(f"c{n}", n + 1)
-        await heard.wait(ContainerCreated)
+        # Heartbeats travel with the events: the second one from now was sent when all were read.
+        await until_asked(fake, "Events.Publish", fake.asked.count("Events.Publish") + 3)
         heard.hold.set()
         _, again = await heard.wait(Synced, 2)
         await heard.wait(TasksListed, 2)

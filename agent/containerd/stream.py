@@ -63,13 +63,13 @@ async def watch(address: str, emit: Emit, *, pace: Pace | None = None) -> None:
     retry_s = pace.retry_min_s
     while True:
         session = Session(address, emit, pace)
-        loss = await session.run()
+        kind, reason = await session.run()
         if session.steady_for_s > pace.retry_max_s:
             retry_s = pace.retry_min_s
-        if session.connected or down != loss.kind:
-            log.warning("containerd: %s: %s", address, loss.reason)
-            await emit(Disconnected(address, loss.reason))
-        down = loss.kind
+        if session.connected or down != kind:
+            log.warning("containerd: %s: %s", address, reason)
+            await emit(Disconnected(address, reason))
+        down = kind
         await anyio.sleep(retry_s)
         retry_s = min(2 * retry_s, pace.retry_max_s)
 
@@ -95,17 +95,18 @@ class Session:
         """How long ago the subscription was proven; 0 if it never was."""
         return 0.0 if self._connected_at is None else time.monotonic() - self._connected_at
 
-    async def run(self) -> ContainerdError:
-        """Work until the connection is lost, and return why."""
-        losses: list[ContainerdError] = []
+    async def run(self) -> tuple[str, str]:
+        """Work until the connection is lost; return the kind of trouble and the reason."""
+        # Not the error itself: its traceback would keep the closed connection alive.
+        loss = ("", "")
         try:
             if (problem := socket_problem(self._address)) is not None:
                 raise problem
             async with Containerd(self._address, timeout_s=self._pace.call_s) as client:
                 await self._serve(client)
         except* ContainerdError as group:
-            losses = _leaves(group)
-        return losses[0]
+            loss = _first(group)
+        return loss
 
     async def _serve(self, client: Containerd) -> None:
         version, uuid = await client.version(), await client.server_uuid()
@@ -196,9 +197,9 @@ async def _all_tasks(client: Containerd, timeout_s: float) -> tuple[TaskRecord, 
     return tuple(found)
 
 
-def _leaves(group: BaseExceptionGroup[ContainerdError]) -> list[ContainerdError]:
-    """The errors themselves, whatever groups they lie in."""
-    found: list[ContainerdError] = []
-    for error in group.exceptions:
-        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    return found
+def _first(error: BaseException) -> tuple[str, str]:
+    """Kind and reason of the first error in a group of groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, ContainerdError)  # nothing else passes `except*`
+    return error.kind, error.reason
