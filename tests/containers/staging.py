@@ -1,0 +1,97 @@
+"""A simulated GPU node without the daemon: a host, the compiled hook, and plans on demand.
+
+What agentd does with events, this does when it is told to: the same facts, inventory, planner
+and stage, so that a test of the hook needs neither containerd nor time.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.facts.read import read_host
+from agent.facts.root import HostRoots
+from agent.facts.values import NvmlFact
+from agent.inventory import Inventory, build
+from agent.plan import Entry, Plan, digest
+from agent.planner import ProcPaths, plan
+from agent.policy import Policy
+from agent.request import read_spec
+from agent.stage import Stage
+from contrib.simhost import tree
+from contrib.simhost.tree import SimHost
+from hooks import build as hook_build
+from tests.containers.spec import Json
+
+HOSTS = Path(__file__).parents[1] / "hosts"
+PYTHON = "/usr/bin/python3"
+GPU_ENV = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=compute,utility")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node with a simulated host. `hook` is the compiled hook, `run_dir` the agent's."""
+
+    host: SimHost
+    hook: Path
+    stage: Stage
+    inventory: Inventory
+    config: Path
+
+    @property
+    def run_dir(self) -> Path:
+        """The agent's run directory."""
+        return self.stage.path
+
+    @property
+    def proc(self) -> ProcPaths:
+        """Where the plans' procfs steps point."""
+        settings = self.host.settings()
+        return ProcPaths(settings["proc_root"], settings["proc_mask"])
+
+    def hooks(self, *, standalone: bool = False) -> Json:
+        """The `hooks` of a spec with our entry, as the installed one."""
+        program = [PYTHON, "-I", "-S", "-B", str(self.hook), str(self.run_dir)]
+        if standalone:
+            program += [sys.executable, f"--config={self.config}"]
+        entry = {"path": PYTHON, "args": program, "env": ["GPU_AGENT_HOOK=1"], "timeout": 20}
+        return {"createRuntime": [entry]}
+
+    def stage_spec(self, spec: bytes, label: str = "test/test") -> Plan | None:
+        """Stage one container as the agent would; gives its plan."""
+        reading = read_spec(spec, Policy())
+        generation = self.inventory.generation
+        made, verdict, detail = None, "none", ""
+        if reading.request is not None:
+            made = plan(self.inventory, reading.request, self.proc)
+            verdict, detail = "plan", self.stage.put_plan(made)
+        entry = Entry(verdict, detail, generation, reading.root, reading.owner, label)
+        self.stage.put_entry(digest(spec), entry)
+        return made
+
+
+@contextmanager
+def simulated_node(work: Path, host: str = "a100x8-minors") -> Iterator[Node]:
+    """A node of the recorded `host` below `work`, gone afterwards."""
+    made = tree.build(HOSTS / host, work / "host")
+    config = work / "config.toml"
+    config.write_text(f'{made.config()}[agent]\nrun_dir = "{work / "run"}"\n')
+    # By the interpreter that will run it: byte code belongs to one version.
+    builder = [PYTHON, "-I", hook_build.__file__, str(work / "lib")]
+    subprocess.run(builder, check=True, timeout=60)
+    settings = made.settings()
+    roots = HostRoots(
+        settings["driver_root"], settings["dev_root"], settings["proc_root"], settings["sys_root"]
+    )
+    stage = Stage(str(work / "run"))
+    try:
+        inventory = build(read_host(roots, NvmlFact(reason="not asked")))
+        stage.set_generation(inventory.generation)
+        yield Node(made, work / "lib" / hook_build.HOOK_FILE, stage, inventory, config)
+    finally:
+        stage.close()
+        tree.remove(made.root)
