@@ -34,10 +34,15 @@ LAYERS = {
     "agent.replays": 2,
     "agent.containerd.values": 2,
     "agent.planner": 3,
+    "agent.host": 4,
     "agent.stage": 4,
+    "agent.replaylog": 4,
+    "agent.logs": 4,
+    "agent.readiness": 4,
     "agent.containerd": 4,
     "agent.watch": 4,
     "agent.reconcile": 5,
+    "agent.answers": 6,
     "agent.control": 6,
     "agent.daemon": 6,
     "agent.hooksocket": 6,
@@ -63,7 +68,7 @@ OWNERS = {
     "grpc": ("agent.containerd", "agent.control", "agent.cli", "agent._pb"),
     "google.protobuf": ("agent.containerd", "agent.control", "agent.cli", "agent._pb"),
     "agent._pb": ("agent.containerd", "agent.control", "agent.cli", "agent._pb"),
-    "pynvml": ("agent.facts.nvml",),
+    "pynvml": ("agent.facts.nvmlworker",),
 }
 
 # Modules written in C that load nothing else. Some are built into the interpreter, some are
@@ -200,7 +205,7 @@ def test_hook_imports_stay_small() -> None:
         ("agent.facts.gpus", "from ..plan import x", "agent.facts.gpus reaches up to agent.plan"),
         ("agent.stage", "def f():\n    import agent.cli.main", "reaches up to agent.cli.main"),
         ("agent.planner", "import os.path", "agent.planner is pure but imports os.path"),
-        ("agent.facts.gpus", "import pynvml", "pynvml, which stops at agent.facts.nvml"),
+        ("agent.facts.gpus", "import pynvml", "pynvml, which stops at agent.facts.nvmlworker"),
         ("agent.daemon", "from google.protobuf import message", "google.protobuf, which stops"),
         ("agent.daemon", "from agent._pb.agent.v1 import agent_pb2", "which stops at agent.c"),
         ("agent.novel", "", "agent.novel has no layer"),
