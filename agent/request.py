@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from agent import spec as oci
@@ -68,12 +68,12 @@ class Request:
     `devices` are tokens in the order asked, without duplicates and in one spelling: `all`, an
     index, a UUID, a bus id, a MIG form; empty means driver files and control nodes only
     (`none`). `capabilities` are sorted. `source` says which input asked
-    (`NVIDIA_VISIBLE_DEVICES`).
+    (`NVIDIA_VISIBLE_DEVICES`) and does not tell two requests apart.
     """
 
     devices: tuple[str, ...]
     capabilities: tuple[Capability, ...]
-    source: str
+    source: str = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)

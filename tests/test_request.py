@@ -195,7 +195,14 @@ def test_legacy_images(
     source: str,
 ) -> None:
     """An image from before the requirement variables gets everything it does not narrow."""
-    assert request(*env) == Request(devices, capabilities, source)
+    made = request(*env)
+    assert (made.devices, made.capabilities, made.source) == (devices, capabilities, source)
+
+
+def test_source_does_not_split_plans() -> None:
+    """A legacy image and a variable that ask for the same share one plan."""
+    named = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
+    assert len({request("CUDA_VERSION=8.0"), request(*named)}) == 1
 
 
 @pytest.mark.parametrize(
