@@ -8,11 +8,13 @@ reads one file and pays for no more than it uses; nothing is searched on sys.pat
 compiled at start. This module is build-time only.
 """
 
+import ast
 import importlib.util
 import marshal
 import os
 import sys
 from pathlib import Path
+from types import CodeType
 
 HOOK_FILE = "hook.pyc"
 WRAPPER_FILE = "gpu-agent-runc"
@@ -38,23 +40,35 @@ MODULES = (
     "runc_wrapper",
 )
 
-# What the .pyc runs first. The finder serves `hooks.*` from CODE; ModuleSpec is taken from where
-# the interpreter already has it, because importing importlib.machinery costs a millisecond.
+# C modules that are files of their own in some builds of Python. Where they lie is found out here:
+# searching sys.path for them takes longer than loading them.
+EXTENSIONS = ("_ctypes", "_json", "_struct", "_blake2", "_socket", "select")
+
+# What the .pyc runs first. The finder serves `hooks.*` from CODE and C modules from FILES; its
+# parts are taken from where the interpreter already has them, because importing
+# importlib.machinery costs a millisecond. A process that lives for milliseconds needs no garbage
+# collection.
 BOOT = """
+import gc
 import posix
 import sys
 from marshal import loads
 from _frozen_importlib import ModuleSpec
+from _frozen_importlib_external import ExtensionFileLoader
 
 class Bundle:
     def find_spec(name, path=None, target=None):
         if name in CODE:
             return ModuleSpec(name, Bundle, is_package=name == "hooks")
+        file = FILES.get(name)
+        if file and posix.access(file, posix.R_OK):
+            return ModuleSpec(name, ExtensionFileLoader(name, file), origin=file)
     def create_module(spec):
         return None
     def exec_module(module):
         exec(loads(CODE[module.__name__]), module.__dict__)
 
+gc.disable()
 sys.meta_path.insert(0, Bundle)
 from hooks.{module} import main
 posix._exit(main(sys.argv[1:]))
@@ -67,9 +81,47 @@ with open({code!r}, "rb") as file:
 """
 
 
+class Bare(ast.NodeTransformer):
+    """Takes annotations away: each would be evaluated, and kept, at every start."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """A function without types."""
+        self.generic_visit(node)
+        node.returns = None
+        for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+            argument.annotation = None
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        """An assignment without a type; a mere declaration vanishes."""
+        self.generic_visit(node)
+        if node.value is None:
+            return None
+        return ast.copy_location(ast.Assign([node.target], node.value), node)
+
+
 def compiled(source: str, name: str) -> bytes:
-    """`source` as marshalled byte code without docstrings and asserts."""
-    return marshal.dumps(compile(source, name, "exec", dont_inherit=True, optimize=2))
+    """`source` as marshalled byte code, as little as will run.
+
+    No docstrings, asserts and annotations, and no line numbers: the hook prints one line, never
+    a traceback.
+    """
+    tree = ast.fix_missing_locations(Bare().visit(ast.parse(source)))
+    return marshal.dumps(_shortened(compile(tree, name, "exec", dont_inherit=True, optimize=2)))
+
+
+def _shortened(code: CodeType) -> CodeType:
+    inner = tuple(_shortened(c) if isinstance(c, CodeType) else c for c in code.co_consts)
+    return code.replace(co_consts=inner, co_linetable=b"", co_filename="hook")
+
+
+def _extension_files() -> dict[str, str]:
+    found = {name: importlib.util.find_spec(name) for name in EXTENSIONS}
+    return {
+        name: spec.origin
+        for name, spec in found.items()
+        if spec is not None and spec.origin is not None and spec.origin.endswith(".so")
+    }
 
 
 def bundle(package: Path, module: str) -> bytes:
@@ -78,7 +130,8 @@ def bundle(package: Path, module: str) -> bytes:
     for name in MODULES:
         path = package / f"{name}.py"
         code[f"hooks.{name}"] = compiled(path.read_text("utf-8"), f"hooks/{name}.py")
-    program = compiled(f"CODE = {code!r}\n{BOOT.format(module=module)}", f"{module}.pyc")
+    data = f"CODE = {code!r}\nFILES = {_extension_files()!r}\n"
+    program = compiled(data + BOOT.format(module=module), f"{module}.pyc")
     # Flags 1: hash-based and never checked against a source, of which there is none.
     return importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8) + program
 

@@ -221,7 +221,7 @@ def _read_cache(root: Root) -> bytes | None:
         return None
     # The descriptor names the inode only; reading needs it opened again, and it is a plain file.
     again = posix.open(b"/proc/self/fd/%d" % fd, posix.O_RDONLY | posix.O_CLOEXEC)
-    content = posix.read(again, CACHE_LIMIT)
+    content = posix.read(again, seen.st_size)
     posix.close(again)
     posix.close(fd)
     return content

@@ -55,6 +55,7 @@ class Root:
         self._device = posix.fstat(fd).st_dev
         self._dirs: dict[bytes, int] = {}
         self._made: list[tuple[str, int, bytes, bytes]] = []
+        self._writable: set[int] = set()
 
     def find(self, path: bytes, flags: int = O_PATH) -> int | None:
         """A descriptor for `path` with links followed inside the root, or None if absent."""
@@ -212,10 +213,12 @@ class Root:
 
     def _may_create(self, directory: int, what: bytes) -> None:
         """A volume of the user's belongs to the user: nothing is made on it (R4)."""
-        if posix.fstat(directory).st_dev == self._device:
+        if directory in self._writable:
             return
-        if syscalls.fs_magic(directory) != syscalls.TMPFS_MAGIC:
+        same = posix.fstat(directory).st_dev == self._device
+        if not same and syscalls.fs_magic(directory) != syscalls.TMPFS_MAGIC:
             raise OSError(errno.EXDEV, "place lies on a volume, not in the image", what)
+        self._writable.add(directory)
 
 
 def layout(root: Root, machine: str) -> dict[bytes, bytes]:

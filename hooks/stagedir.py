@@ -86,7 +86,8 @@ class Stage:
                 raise Untrusted(f"{_text(name)}: not root's alone")
             if seen.st_size > FILE_LIMIT:
                 raise Untrusted(f"{_text(name)}: {seen.st_size} bytes are too many")
-            return posix.read(fd, FILE_LIMIT)
+            # Not FILE_LIMIT: Python would map and unmap all of it for a few bytes.
+            return posix.read(fd, seen.st_size)
         finally:
             posix.close(fd)
 

@@ -30,9 +30,11 @@ from rich.table import Table
 from tests.containers.image import build_image, missing_tools
 from tests.containers.runc import Container, RuncFailed
 from tests.containers.spec import Json, create_hook, make_spec
+from tests.containers.staging import GPU_ENV, Node, simulated_node
 from tests.containers.workdir import overlay_root, work_dir
 
 NAMESPACE = "bench"
+LAYERS = "layers"
 PYTHON = "/usr/bin/python3"
 ROUNDS = 40
 LIBRARIES = 900
@@ -49,14 +51,6 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Ours:
-    """Our hook's entry in a spec, and the environment of a container that asks for a GPU."""
-
-    hooks: Json
-    env: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Result:
     """Medians of the differences to plain, in milliseconds, and ratios over the floor."""
 
@@ -66,51 +60,59 @@ class Result:
     n: int
 
 
-def prepare_ours(work: Path) -> Ours | None:
-    """Compile the hook and stage its plans below `work`; None while there is no hook to measure.
+def variants(node: Node) -> tuple[Variant, ...]:
+    """What one round creates; `plain` is what the others are compared with.
 
-    The plans are for the containers `ours` (one GPU, compute and utility) and `nothing` (asks for
-    no GPU) of the containerd namespace NAMESPACE. Both run the same hook entry.
+    `ours` asks for one GPU, compute and utility, and finds its plan staged; `nothing` has the
+    same hook and asks for no GPU.
     """
-    del work
-    return None
-
-
-def variants(ours: Ours | None) -> tuple[Variant, ...]:
-    """What one round creates; `plain` is what the others are compared with."""
-    known = (
+    return (
         Variant("plain"),
         Variant("true", create_hook("/bin/true")),
         Variant("floor", create_hook(PYTHON, "-I", "-S", "-c", "pass")),
+        Variant("ours", node.hooks(), GPU_ENV),
+        Variant("nothing", node.hooks()),
     )
-    if ours is None:
-        return known
-    return (*known, Variant("ours", ours.hooks, ours.env), Variant("nothing", ours.hooks))
 
 
-def create_once(variant: Variant, image: Path, work: Path) -> float:
+def create_once(variant: Variant, node: Node, image: Path, work: Path) -> float:
     """Milliseconds of one `runc create`. Raises RuncFailed."""
-    with overlay_root(image, work / "root") as root:
+    with overlay_root(image, work / LAYERS / "root") as root:
         spec = make_spec(root, ["/bin/true"], hooks=variant.hooks, env=variant.env)
         with Container(work, spec, name=variant.name, namespace=NAMESPACE) as container:
+            # The agent does this as soon as containerd announces the container.
+            node.stage_spec((container.bundle / "config.json").read_bytes())
             start = time.perf_counter()
             container.create()
             return (time.perf_counter() - start) * 1000
 
 
-def measure(rounds: int, libraries: int, talk: Console) -> Result:
-    """All rounds, in a work directory that is gone afterwards. Raises RuncFailed."""
-    with work_dir() as work:
+def measure(rounds: int, libraries: int, disk: bool, talk: Console) -> Result:
+    """All rounds, in a work directory that is gone afterwards. Raises RuncFailed.
+
+    The writable layers lie on a tmpfs unless `disk`: the same containers made and removed again
+    and again measure the disk's file system (ext4 without a journal searches for minutes past
+    every inode that was just freed) and not the hook.
+    """
+    with work_dir() as work, simulated_node(work) as node:
         image = build_image(work / "image", fillers=libraries)
-        chosen = list(variants(prepare_ours(work)))
+        if not disk:
+            _mount_tmpfs(work / LAYERS)
+        chosen = variants(node)
         times: dict[str, list[float]] = {v.name: [] for v in chosen}
         for variant in chosen:
-            create_once(variant, image, work)  # the first one reads programs from disk
+            create_once(variant, node, image, work)  # the first one reads programs from disk
         order = random.Random(0)
         for _ in track(range(rounds), "runc create", console=talk, transient=True):
             for variant in order.sample(chosen, len(chosen)):
-                times[variant.name].append(create_once(variant, image, work))
+                times[variant.name].append(create_once(variant, node, image, work))
     return summarise(times)
+
+
+def _mount_tmpfs(directory: Path) -> None:
+    directory.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "mode=0711", "tmpfs", str(directory)]
+    subprocess.run(command, check=True, timeout=30)
 
 
 def summarise(times: Mapping[str, Sequence[float]]) -> Result:
@@ -172,7 +174,8 @@ def as_table(result: Result) -> Table:
     show_default=True,
     help="Libraries in the image's loader cache.",
 )
-def main(machine: bool, rounds: int, libraries: int) -> None:
+@click.option("--disk", is_flag=True, help="Writable layers on the disk instead of a tmpfs.")
+def main(machine: bool, rounds: int, libraries: int, disk: bool) -> None:
     """Measure what a createRuntime hook adds to `runc create`.
 
     plain: no hook; true: /bin/true; floor: python3 -I -S -c pass; ours: the hook with a staged
@@ -183,7 +186,7 @@ def main(machine: bool, rounds: int, libraries: int) -> None:
         raise click.ClickException(missing_tools() or "containers need root")
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        result = measure(rounds, libraries, Console(stderr=True))
+        result = measure(rounds, libraries, disk, Console(stderr=True))
     except RuncFailed as e:
         raise click.ClickException(str(e)) from e
     if machine:
