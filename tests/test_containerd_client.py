@@ -21,10 +21,15 @@ from tests.fake_containerd import FakeContainerd
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """grpc.aio runs on asyncio only."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+async def one_loop(anyio_backend: str) -> None:
+    """One event loop to the end: gRPC's poller thread wakes the loop of calls long cancelled."""
 
 
 @pytest.fixture

@@ -5,9 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -21,7 +19,6 @@ from agent.containerd.values import (
     ContainerDeleted,
     ContainerKey,
     ContainerRecord,
-    ContainerUpdated,
     Disconnected,
     Event,
     Synced,
@@ -30,18 +27,23 @@ from agent.containerd.values import (
     TasksListed,
     TaskStarted,
 )
+from tests.containerd.heard import Heard
 from tests.fake_containerd import FakeContainerd
 
 pytestmark = pytest.mark.anyio
 
-E = TypeVar("E")
 QUICK = Pace(call_s=0.5, prove_s=1.0, retry_max_s=0.1)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """grpc.aio runs on asyncio only."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+async def one_loop(anyio_backend: str) -> None:
+    """One event loop to the end: gRPC's poller thread wakes the loop of calls long cancelled."""
 
 
 @pytest.fixture
@@ -56,49 +58,6 @@ async def fake(path: Path) -> AsyncIterator[FakeContainerd]:
     """A fake that listens."""
     async with FakeContainerd(path) as server:
         yield server
-
-
-@dataclass
-class Heard:
-    """Everything that watch() emitted, and a way to wait for more of it."""
-
-    events: list[Event] = field(default_factory=list)
-    news: anyio.Event = field(default_factory=anyio.Event)
-    hold: anyio.Event | None = None
-
-    async def emit(self, event: Event) -> None:
-        """Keep one event; with `hold` set, keep the caller waiting."""
-        self.events.append(event)
-        self.news.set()
-        if self.hold is not None:
-            await self.hold.wait()
-
-    async def wait(self, kind: type[E], count: int = 1) -> list[E]:
-        """At least `count` events of this kind, within 10 s."""
-        with anyio.fail_after(10):
-            while len(found := self.all(kind)) < count:
-                self.news = anyio.Event()
-                await self.news.wait()
-        return found
-
-    def all(self, kind: type[E]) -> list[E]:
-        """The events of this kind so far."""
-        found: list[E] = []
-        found.extend(e for e in self.events if isinstance(e, kind))
-        return found
-
-    def story(self) -> list[str]:
-        """Changes as `what id`, without lists and connections."""
-        return [line for e in self.events if (line := _line(e))]
-
-
-def _line(event: Event) -> str:
-    match event:
-        case ContainerCreated(record=record) | ContainerUpdated(record=record):
-            return f"{type(event).__name__} {record.key.id}"
-        case ContainerDeleted(key=key) | TaskStarted(key=key) | TaskExited(key=key):
-            return f"{type(event).__name__} {key.id}"
-    return ""
 
 
 @asynccontextmanager

@@ -1,0 +1,1 @@
+"""Tests with a real containerd, started by them and private to them."""
