@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -27,10 +28,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from contrib.localnode import has_driver
 from tests.containers.image import build_image, missing_tools
 from tests.containers.runc import Container, RuncFailed
 from tests.containers.spec import Json, create_hook, make_spec
-from tests.containers.staging import GPU_ENV, Node, simulated_node
+from tests.containers.staging import GPU_ENV, Node, real_node, simulated_node
 from tests.containers.workdir import overlay_root, work_dir
 
 NAMESPACE = "bench"
@@ -94,7 +96,7 @@ def measure(rounds: int, libraries: int, disk: bool, talk: Console) -> Result:
     and again measure the disk's file system (ext4 without a journal searches for minutes past
     every inode that was just freed) and not the hook.
     """
-    with work_dir() as work, simulated_node(work) as node:
+    with work_dir() as work, _node(work) as node:
         image = build_image(work / "image", fillers=libraries)
         if not disk:
             _mount_tmpfs(work / LAYERS)
@@ -107,6 +109,10 @@ def measure(rounds: int, libraries: int, disk: bool, talk: Console) -> Result:
             for variant in order.sample(chosen, len(chosen)):
                 times[variant.name].append(create_once(variant, node, image, work))
     return summarise(times)
+
+
+def _node(work: Path) -> AbstractContextManager[Node]:
+    return real_node(work) if has_driver() else simulated_node(work)
 
 
 def _mount_tmpfs(directory: Path) -> None:

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.config import HostSettings, parse
 from agent.facts.read import read_host
-from agent.facts.root import HostRoots
 from agent.facts.values import NvmlFact
+from agent.host import host_roots, proc_paths
 from agent.inventory import Inventory, build
 from agent.plan import Entry, Plan, digest
 from agent.planner import ProcPaths, plan
@@ -34,9 +35,9 @@ GPU_ENV = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=compute,utili
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node with a simulated host. `hook` is the compiled hook, `run_dir` the agent's."""
+    """A node with a driver. `hook` is the compiled hook, `run_dir` the agent's."""
 
-    host: SimHost
+    settings: HostSettings
     hook: Path
     stage: Stage
     inventory: Inventory
@@ -50,8 +51,7 @@ class Node:
     @property
     def proc(self) -> ProcPaths:
         """Where the plans' procfs steps point."""
-        settings = self.host.settings()
-        return ProcPaths(settings["proc_root"], settings["proc_mask"])
+        return proc_paths(self.settings)
 
     def hooks(self, *, standalone: bool = False) -> Json:
         """The `hooks` of a spec with our entry, as the installed one."""
@@ -74,24 +74,40 @@ class Node:
         return made
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedNode(Node):
+    """A node whose driver is that of a recorded host."""
+
+    host: SimHost
+
+
 @contextmanager
-def simulated_node(work: Path, host: str = "a100x8-minors") -> Iterator[Node]:
+def simulated_node(work: Path, host: str = "a100x8-minors") -> Iterator[SimulatedNode]:
     """A node of the recorded `host` below `work`, gone afterwards."""
     made = tree.build(HOSTS / host, work / "host")
+    try:
+        with real_node(work, made.config()) as node:
+            parts = (node.settings, node.hook, node.stage, node.inventory, node.config)
+            yield SimulatedNode(*parts, made)
+    finally:
+        tree.remove(made.root)
+
+
+@contextmanager
+def real_node(work: Path, host_table: str = "") -> Iterator[Node]:
+    """A node of the machine's own driver, or of the one that a `[host]` table leads to."""
     config = work / "config.toml"
-    config.write_text(f'{made.config()}[agent]\nrun_dir = "{work / "run"}"\n')
+    config.write_text(f'{host_table}\n[agent]\nrun_dir = "{work / "run"}"\n')
+    settings = parse(config.read_bytes(), str(config)).host
     # By the interpreter that will run it: byte code belongs to one version.
     builder = [PYTHON, "-I", hook_build.__file__, str(work / "lib")]
     subprocess.run(builder, check=True, timeout=60)
-    settings = made.settings()
-    roots = HostRoots(
-        settings["driver_root"], settings["dev_root"], settings["proc_root"], settings["sys_root"]
-    )
     stage = Stage(str(work / "run"))
     try:
-        inventory = build(read_host(roots, NvmlFact(reason="not asked")))
+        facts = read_host(host_roots(settings), NvmlFact(reason="not asked"))
+        inventory = build(facts)
         stage.set_generation(inventory.generation)
-        yield Node(made, work / "lib" / hook_build.HOOK_FILE, stage, inventory, config)
+        hook = work / "lib" / hook_build.HOOK_FILE
+        yield Node(settings, hook, stage, inventory, config)
     finally:
         stage.close()
-        tree.remove(made.root)
