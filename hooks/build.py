@@ -1,10 +1,10 @@
-"""Build the installed files: the hook as one byte-compiled file, and the runtime wrapper.
+"""Build the installed files: the hook, byte-compiled, and the runtime wrapper.
 
     python3 -I hooks/build.py OUT_DIR
 
 Run it with the very interpreter that will run the hook: byte code belongs to one version. The
-hook's modules travel inside one .pyc, each still marshalled until it is imported, so a start
-reads one file and pays for no more than it uses; nothing is searched on sys.path and nothing is
+hook's modules travel inside two files, each still marshalled until it is imported, so a start
+pays for no more than it uses; nothing is searched on sys.path and nothing is
 compiled at start. This module is build-time only.
 """
 
@@ -17,14 +17,15 @@ from pathlib import Path
 from types import CodeType
 
 HOOK_FILE = "hook.pyc"
+REPLAY_FILE = "hook-replay.bin"
 WRAPPER_FILE = "gpu-agent-runc"
 WRAPPER_CODE = "runc_wrapper.pyc"
 
-# In order of import; build.py itself stays out.
-MODULES = (
-    "errors",
-    "clock",
-    "state",
+# What every start needs, even of a container that asks for nothing; small, because the
+# interpreter reads the file three times on its way.
+HOOK_MODULES = ("errors", "clock", "state", "hook")
+# What only a replay needs, in a file of its own.
+REPLAY_MODULES = (
     "planfile",
     "cfunction",
     "syscalls",
@@ -36,9 +37,8 @@ MODULES = (
     "mounts",
     "devices",
     "replay",
-    "hook",
-    "runc_wrapper",
 )
+WRAPPER_MODULES = ("errors", "state", "runc_wrapper")
 
 # C modules that are files of their own in some builds of Python. Where they lie is found out here:
 # searching sys.path for them takes longer than loading them.
@@ -58,6 +58,9 @@ from _frozen_importlib_external import ExtensionFileLoader
 
 class Bundle:
     def find_spec(name, path=None, target=None):
+        if name.startswith("hooks.") and name not in CODE:
+            with open(sys.argv[0].rpartition("/")[0] + "/" + LATER, "rb") as file:
+                CODE.update(loads(file.read()))
         if name in CODE:
             return ModuleSpec(name, Bundle, is_package=name == "hooks")
         file = FILES.get(name)
@@ -124,14 +127,17 @@ def _extension_files() -> dict[str, str]:
     }
 
 
-def bundle(package: Path, module: str) -> bytes:
-    """The content of a .pyc that runs `hooks.<module>.main` with everything it needs."""
-    code = {"hooks": compiled("", "hooks/__init__.py")}
-    for name in MODULES:
-        path = package / f"{name}.py"
-        code[f"hooks.{name}"] = compiled(path.read_text("utf-8"), f"hooks/{name}.py")
-    data = f"CODE = {code!r}\nFILES = {_extension_files()!r}\n"
-    program = compiled(data + BOOT.format(module=module), f"{module}.pyc")
+def code_of(package: Path, modules: tuple[str, ...]) -> dict[str, bytes]:
+    """Full name to marshalled byte code, for modules of `package`."""
+    sources = {name: (package / f"{name}.py").read_text("utf-8") for name in modules}
+    return {f"hooks.{name}": compiled(text, f"{name}.py") for name, text in sources.items()}
+
+
+def bundle(package: Path, modules: tuple[str, ...]) -> bytes:
+    """The content of a .pyc with these modules, which runs `main` of the last one."""
+    code = {"hooks": compiled("", "hooks.py"), **code_of(package, modules)}
+    data = f"CODE = {code!r}\nFILES = {_extension_files()!r}\nLATER = {REPLAY_FILE!r}\n"
+    program = compiled(data + BOOT.format(module=modules[-1]), "hook.py")
     # Flags 1: hash-based and never checked against a source, of which there is none.
     return importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8) + program
 
@@ -140,8 +146,9 @@ def build(out: Path, python: str = sys.executable, package: Path | None = None) 
     """Write the hook and the wrapper into the directory `out`, each whole or not at all."""
     package = package or Path(__file__).parent
     out.mkdir(parents=True, exist_ok=True)
-    _publish(out / HOOK_FILE, bundle(package, "hook"), 0o644)
-    _publish(out / WRAPPER_CODE, bundle(package, "runc_wrapper"), 0o644)
+    _publish(out / REPLAY_FILE, marshal.dumps(code_of(package, REPLAY_MODULES)), 0o644)
+    _publish(out / HOOK_FILE, bundle(package, HOOK_MODULES), 0o644)
+    _publish(out / WRAPPER_CODE, bundle(package, WRAPPER_MODULES), 0o644)
     wrapper = WRAPPER.format(python=python, code=str(out / WRAPPER_CODE))
     _publish(out / WRAPPER_FILE, wrapper.encode(), 0o755)
 
