@@ -26,15 +26,19 @@ wrapper = "/opt/a\\"b/wrap"
 agent_python = "/opt/venv/bin/python"
 timeout_s = 20
 """
-ENTRY = {
-    "path": "/usr/bin/python3.12",
-    "args": [
-        *("python3", "-I", "-S", "-B", "/opt/hook.pyc", "/run/elsewhere"),
-        "/opt/venv/bin/python",
-    ],
-    "env": ["GPU_AGENT_HOOK=1"],
-    "timeout": 20,
-}
+
+
+def entry(config: str) -> dict[str, object]:
+    """The hook entry of that config file; the standalone planner must read the same file."""
+    return {
+        "path": "/usr/bin/python3.12",
+        "args": [
+            *("python3", "-I", "-S", "-B", "/opt/hook.pyc", "/run/elsewhere"),
+            *("/opt/venv/bin/python", f"--config={config}"),
+        ],
+        "env": ["GPU_AGENT_HOOK=1"],
+        "timeout": 20,
+    }
 
 
 @pytest.fixture
@@ -87,8 +91,8 @@ def test_systemd_cgroup_is_set_in_both_handlers(
 def test_hook_entry_has_the_nodes_settings(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Absolute interpreter, isolated flags, an environment that is not empty, a timeout."""
     made = parts(capsys, "--config", config)
-    assert made["hook"] == ENTRY
-    assert made["base_spec"] == {"hooks": {"createRuntime": [ENTRY]}}
+    assert made["hook"] == entry(config)
+    assert made["base_spec"] == {"hooks": {"createRuntime": [entry(config)]}}
 
 
 def test_run_dir_on_the_command_line_wins(config: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +109,7 @@ def test_wrapper_settings_are_what_the_wrapper_reads(
     assert made["wrapper_settings_path"] == '/opt/a"b/wrapper.conf'
     first, second = made["wrapper_settings"].splitlines()
     assert first == '/opt/a"b/runc'
-    assert json.loads(second) == ENTRY
+    assert json.loads(second) == entry(config)
 
 
 def test_words_have_all_parts(config: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +158,7 @@ def test_base_spec_keeps_the_rest_and_takes_the_hook_once(
     assert base == {
         "ociVersion": "1.0",
         "process": {"cwd": "/"},
-        "hooks": {"createRuntime": [other, ENTRY], "poststop": [other]},
+        "hooks": {"createRuntime": [other, entry(config)], "poststop": [other]},
     }
 
 
@@ -164,7 +168,7 @@ def test_base_spec_comes_from_stdin_too(
     """`ctr oci spec | agentctl runtime-config --base-spec -`."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"ociVersion": "1.0"}')))
     out = printed(capsys, "runtime-config", "--config", config, "--base-spec", "-")
-    assert json.loads(out)["hooks"] == {"createRuntime": [ENTRY]}
+    assert json.loads(out)["hooks"] == {"createRuntime": [entry(config)]}
 
 
 @pytest.mark.parametrize(

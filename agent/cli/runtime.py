@@ -28,11 +28,15 @@ _CRI = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The settings of this node that its runtimes must know."""
+    """The settings of this node that its runtimes must know.
+
+    `config` is the agent's config file, None for the default one.
+    """
 
     run_dir: str
     hook: HookSettings
     agent_python: str
+    config: str | None = None
 
 
 def read_node(path: str | None, default: str, *, run_dir: str | None = None) -> Node:
@@ -53,6 +57,7 @@ def read_node(path: str | None, default: str, *, run_dir: str | None = None) -> 
         run_dir=run_dir or settings.agent.run_dir,
         hook=settings.hook,
         agent_python=settings.hook.agent_python or sys.executable,
+        config=path,
     )
 
 
@@ -60,6 +65,9 @@ def hook_entry(node: Node) -> dict[str, object]:
     """The createRuntime hook as an OCI spec has it."""
     hook = node.hook
     args = ["python3", "-I", "-S", "-B", hook.path, node.run_dir, node.agent_python]
+    if node.config is not None:
+        # For the standalone planner, which must find the same host as the agent.
+        args.append(f"--config={node.config}")
     return {
         "path": hook.python,
         "args": args,
