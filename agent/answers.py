@@ -10,7 +10,8 @@ from importlib.metadata import version
 from agent.containerd.values import ContainerKey
 from agent.errors import DriverNotReady, Refused
 from agent.inventory import Inventory
-from agent.reconcile import Connection, Reconciler, Tracked
+from agent.plan import digest, encode
+from agent.reconcile import Reconciler
 from agent.replaylog import ReplayLog
 from agent.replays import summarise
 from agent.report import (
@@ -25,7 +26,8 @@ from agent.report import (
     gpu_reports,
     plan_report,
 )
-from agent.request import ask
+from agent.request import Request, ask
+from agent.tracked import Connection, Tracked
 
 
 class Answers:
@@ -68,12 +70,11 @@ class Answers:
         return [self._container(t) for _, t in sorted(self._state.containers.items())]
 
     async def plan(self, devices: Sequence[str], capabilities: Sequence[str]) -> PlanReport:
-        """The plan such a request would get; it is published like any shared plan."""
+        """The plan such a request would get; nothing is staged."""
         request = ask(",".join(devices), ",".join(capabilities), self._state.policy, "agentctl")
         if request is None:
             raise Refused("no plan: this asks for no GPU")
-        digest, made = self._state.staged_plan(request)
-        return plan_report(made, digest, request)
+        return self._planned(request)
 
     async def plan_of(self, container: str) -> PlanReport:
         """The plan of an existing container."""
@@ -81,12 +82,15 @@ class Answers:
         tracked = self._state.containers[ContainerKey(report.address, report.namespace, report.id)]
         if tracked.verdict != "plan" or tracked.reading is None or tracked.reading.request is None:
             raise Refused(f"no plan: {container_name(report)}: {tracked.why}")
-        digest, made = self._state.staged_plan(tracked.reading.request)
-        return plan_report(made, digest, tracked.reading.request)
+        return self._planned(tracked.reading.request)
 
     async def explain(self, container: str) -> ContainerReport:
         """Why a container got what it got, or nothing."""
         return find_container(container, await self.containers())
+
+    def _planned(self, request: Request) -> PlanReport:
+        made = self._state.planned(request)
+        return plan_report(made, digest(encode(made)), request)
 
     def _inventory(self) -> Inventory:
         if self._state.inventory is None:
@@ -101,13 +105,17 @@ class Answers:
             namespace=tracked.key.namespace,
             id=tracked.key.id,
             verdict=tracked.verdict,
-            why=tracked.why,
+            why=self._why(tracked),
             generation=inventory.generation if inventory else "",
             devices=request.devices if request else (),
             capabilities=tuple(map(str, request.capabilities)) if request else (),
             plan=tracked.plan,
             replay=self._replays.by_spec.get(tracked.spec_digest),
         )
+
+    def _why(self, tracked: Tracked) -> str:
+        trouble = self._state.trouble
+        return f"{tracked.why}; run directory: {trouble}" if trouble else tracked.why
 
 
 def _connection(connection: Connection) -> ContainerdReport:

@@ -23,7 +23,7 @@ from agent.answers import Answers
 from agent.config import Config
 from agent.containerd.stream import watch
 from agent.errors import AgentError
-from agent.host import host_roots, proc_paths, read_inventory
+from agent.host import Host, host_roots, proc_paths
 from agent.policy import policy_of
 from agent.reconcile import Reconciler
 from agent.replaylog import ReplayLog
@@ -31,7 +31,8 @@ from agent.stage import Stage
 from agent.standalone import CONFIG, load
 from agent.watch.host import watch_files, watch_proc, watched_directories
 
-log = logging.getLogger(__name__)
+# Not __name__: that is no name of the agent's when this module is the program.
+log = logging.getLogger("agent.daemon")
 
 REPAIR_S = 2.0
 """How often unfinished work is tried again, and the replay log read."""
@@ -48,13 +49,9 @@ async def run(config: Config) -> None:
 
 async def _run_with(config: Config, stage: Stage) -> None:
     addresses = [entry.address for entry in config.containerd]
-    reconciler = Reconciler(
-        stage,
-        lambda: read_inventory(config.host),
-        policy_of(config.policy),
-        proc_paths(config.host),
-        addresses,
-    )
+    host = Host(config.host)
+    policy, paths = policy_of(config.policy), proc_paths(config.host)
+    reconciler = Reconciler(stage, host, policy, paths, addresses)
     replays = ReplayLog(stage.path)
     async with anyio.create_task_group() as group:
         group.start_soon(_end_on_signal, group.cancel_scope)
@@ -62,8 +59,9 @@ async def _run_with(config: Config, stage: Stage) -> None:
         group.start_soon(hooksocket.serve, config.agent.run_dir, reconciler.answer, listening.set)
         for address in addresses:
             group.start_soon(watch, address, reconciler.handle)
-        await reconciler.refresh("the agent started")
-        _watch_host(group, config, reconciler)
+        await _watch_host(group, config, reconciler)
+        await reconciler.start()
+        group.start_soon(reconciler.follow_nvml)
         group.start_soon(_repair, reconciler, replays)
         async with control.serving(config.agent.run_dir, Answers(reconciler, replays)):
             await listening.wait()
@@ -72,7 +70,8 @@ async def _run_with(config: Config, stage: Stage) -> None:
             await anyio.sleep_forever()
 
 
-def _watch_host(group: anyio.abc.TaskGroup, config: Config, reconciler: Reconciler) -> None:
+async def _watch_host(group: anyio.abc.TaskGroup, config: Config, reconciler: Reconciler) -> None:
+    """Watch before the first reading, so that no change falls between the two."""
     roots = host_roots(config.host)
 
     def libraries() -> list[str]:
@@ -81,7 +80,7 @@ def _watch_host(group: anyio.abc.TaskGroup, config: Config, reconciler: Reconcil
         return sorted({library.file.path.rpartition("/")[0] for library in found})
 
     group.start_soon(watch_files, watched_directories(roots, libraries), reconciler.refresh)
-    group.start_soon(watch_proc, roots.proc_root, reconciler.refresh)
+    await group.start(watch_proc, roots.proc_root, reconciler.refresh)
 
 
 async def _repair(reconciler: Reconciler, replays: ReplayLog) -> None:
@@ -123,9 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(error: AgentError) -> int:
-    sys.stderr.write(f"agentd: {error}\n")
-    if error.hint:
-        sys.stderr.write(f"agentd: hint: {error.hint}\n")
+    hint = f" ({error.hint})" if error.hint else ""
+    sys.stderr.write(f"agentd: {error}{hint}\n")
     return error.exit_code
 
 

@@ -3,7 +3,9 @@
     AgentError                      exit code 1
     ├── UsageError                  2   the caller's input is wrong
     │   ├── ConfigError             2   mistakes in the config file, all of them
-    │   └── RequestError            2   what a container asks for cannot be understood
+    │   ├── RequestError            2   what a container asks for cannot be understood
+    │   ├── UnknownContainer        2   the agent knows no container of this name
+    │   └── AmbiguousContainer      2   a name that fits several containers
     ├── Refused                     3   understood, but not in this state
     │   ├── UnknownGpu              3   a request names a GPU this host has not
     │   ├── RequestDenied           3   policy says no
@@ -60,6 +62,27 @@ class RequestError(UsageError):
 
     def __init__(self, where: str, value: str, expected: str) -> None:
         super().__init__(f"request: {where}={value[:200]!r}: expected {expected}")
+
+
+class UnknownContainer(UsageError):
+    """No container that the agent knows has this id."""
+
+    def __init__(self, asked: str, known: int) -> None:
+        super().__init__(
+            f"no such container: {asked}: the agent knows {known} containers",
+            "agentctl containers lists them",
+        )
+
+
+class AmbiguousContainer(UsageError):
+    """An id that fits several containers; the message lists their full names."""
+
+    def __init__(self, asked: str, names: Sequence[str]) -> None:
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        super().__init__(
+            f"ambiguous container: {asked}: it fits {', '.join(names[:8])}{more}",
+            "give more of the id, or <namespace>/<id>, or <socket>:<namespace>/<id>",
+        )
 
 
 class Refused(AgentError):

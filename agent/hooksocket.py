@@ -28,44 +28,53 @@ HEADER_LIMIT = 64
 DEADLINE_S = 3.5
 """Less than the hook waits, so that it gets an answer and not silence."""
 CONCURRENT = 64
+BACKLOG = 1024
+"""Connections that wait; a hook that finds no room is told so at once and plans alone."""
 
 Answer = Callable[[bytes, bool], Awaitable[str]]
 
 
-async def serve(run_dir: str, answer: Answer, started: Callable[[], None]) -> None:
-    """Answer hooks until cancelled. `answer(spec, stale)` stages and gives the spec's digest."""
+async def serve(
+    run_dir: str, answer: Answer, started: Callable[[], None], *, deadline_s: float = DEADLINE_S
+) -> None:
+    """Answer hooks until cancelled. `answer(spec, stale)` stages and gives the spec's digest.
+
+    Each conversation ends after `deadline_s`. Raises StageError if no socket can be made.
+    """
     path = Path(run_dir) / SOCKET
     # A socket that a dead agent left; the run directory's lock says that no living one has it.
-    path.unlink(missing_ok=True)
     try:
-        listener = await anyio.create_unix_listener(path, mode=0o600, backlog=CONCURRENT)
+        path.unlink(missing_ok=True)
+        listener = await anyio.create_unix_listener(path, mode=0o600, backlog=BACKLOG)
     except OSError as e:
         raise StageError(str(path), f"no hook socket: {e.strerror}") from e
     limiter = anyio.CapacityLimiter(CONCURRENT)
 
     async def one(stream: anyio.abc.SocketStream) -> None:
         async with limiter, stream:
-            await _converse(stream, answer)
+            await _converse(stream, answer, deadline_s)
 
     async with listener:
         started()
         await listener.serve(one)
 
 
-async def _converse(stream: anyio.abc.SocketStream, answer: Answer) -> None:
+async def _converse(stream: anyio.abc.SocketStream, answer: Answer, deadline_s: float) -> None:
     try:
-        with anyio.fail_after(DEADLINE_S):
+        with anyio.fail_after(deadline_s):
             if _peer_uid(stream) != os.geteuid():
                 return
             spec, stale = await _question(stream)
             reply = await _reply(answer, spec, stale)
             await stream.send(f"{one_line(reply)}\n".encode())
     except TimeoutError:
-        log.warning("hook not answered", extra={"error": f"no end after {DEADLINE_S} s"})
+        log.warning("hook not answered", extra={"error": f"no end after {deadline_s} s"})
     except (anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead) as e:
         log.debug("hook went away", extra={"error": type(e).__name__})
     except (anyio.DelimiterNotFound, UsageError) as e:
         log.warning("hook not understood", extra={"error": str(e)})
+    except Exception:  # the task group's edge: one bad question must not end the agent
+        log.exception("hook not answered")
 
 
 async def _reply(answer: Answer, spec: bytes, stale: bool) -> str:

@@ -1,8 +1,11 @@
-"""The host of this agent: its roots from the config, and one reading of it as an inventory."""
+"""The host of this agent: its roots from the config, and readings of it as inventories.
+
+Files and procfs are read at any time, in milliseconds. NVML may take seconds, so it is asked
+apart and its last answers are joined with each reading; answers of another driver version than
+the loaded one are not believed (`agent.inventory`). It decides nothing about a change.
+"""
 
 from __future__ import annotations
-
-from functools import partial
 
 import anyio.to_thread
 
@@ -15,6 +18,32 @@ from agent.inventory import Inventory, build
 from agent.planner import ProcPaths
 
 NVML_LIBRARY = "libnvidia-ml"
+
+
+class Host:
+    """One host and what NVML last said of it."""
+
+    def __init__(self, settings: HostSettings) -> None:
+        self._settings = settings
+        why = "not asked yet" if settings.nvml else "switched off in the config"
+        self._nvml = NvmlFact(reason=why)
+
+    async def read(self) -> Inventory:
+        """The host as files and procfs show it now, with NVML's last answers."""
+        return await anyio.to_thread.run_sync(lambda: build(self._facts()))
+
+    async def ask_nvml(self) -> bool:
+        """Ask NVML in a process of its own; True if it answers otherwise than last time."""
+        if not self._settings.nvml:
+            return False
+        facts = await anyio.to_thread.run_sync(self._facts)
+        answered = await read_nvml(nvml_library(facts), self._settings.nvml_timeout_s)
+        changed = answered != self._nvml
+        self._nvml = answered
+        return changed
+
+    def _facts(self) -> HostFacts:
+        return read_host(host_roots(self._settings), self._nvml)
 
 
 def host_roots(settings: HostSettings) -> HostRoots:
@@ -33,19 +62,12 @@ def proc_paths(settings: HostSettings) -> ProcPaths:
     return ProcPaths(root=settings.proc_root, mask=settings.proc_mask)
 
 
-async def read_inventory(settings: HostSettings) -> Inventory:
-    """Read files and procfs in a thread, NVML in a process of its own, and judge.
-
-    Without `nvml` in the settings, or without an answer, procfs alone gives the inventory.
-    """
-    roots = host_roots(settings)
-    silent = NvmlFact(reason="nvml: switched off in the config")
-    facts = await anyio.to_thread.run_sync(partial(read_host, roots, silent))
-    if settings.nvml:
-        nvml = await read_nvml(nvml_library(facts), settings.nvml_timeout_s)
-        # The files are read again: NVML made nodes, or took so long that the host moved on.
-        facts = await anyio.to_thread.run_sync(partial(read_host, roots, nvml))
-    return build(facts)
+async def read_inventory(settings: HostSettings, *, nvml: bool = True) -> Inventory:
+    """One whole reading; without `nvml` of files and procfs only."""
+    host = Host(settings)
+    if nvml:
+        await host.ask_nvml()
+    return await host.read()
 
 
 def nvml_library(facts: HostFacts) -> str | None:

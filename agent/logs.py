@@ -8,6 +8,8 @@ import time
 
 from agent.errors import one_line
 
+PACKAGE = "agent"
+
 # What a record has without anybody's `extra`.
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -19,7 +21,7 @@ class KeyValues(logging.Formatter):
         """The line of `record`."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         stamp = f"{seconds}.{int(record.msecs):03d}Z"
-        name = record.name.removeprefix("agent.")
+        name = record.name.removeprefix(f"{PACKAGE}.")
         parts = [stamp, record.levelname.lower(), name, one_line(record.getMessage())]
         parts += [f"{k}={_value(v)}" for k, v in vars(record).items() if k not in _OWN]
         if record.exc_info and record.exc_info[1] is not None:
@@ -29,10 +31,12 @@ class KeyValues(logging.Formatter):
 
 
 def set_up(level: str) -> None:
-    """Send everything of at least `level` to stderr."""
+    """Send what the agent says of at least `level` to stderr; of libraries warnings only."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(KeyValues())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    own = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(level=max(own, logging.WARNING), handlers=[handler], force=True)
+    logging.getLogger(PACKAGE).setLevel(own)
 
 
 def _value(value: object) -> str:

@@ -51,7 +51,7 @@ class ProcPaths:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The devices of a request: GPUs in minor order, and the MIG devices among them."""
+    """The devices of a request: GPUs in minor order, and MIG devices by (minor, gi, ci)."""
 
     gpus: tuple[Gpu, ...]
     migs: tuple[Mig, ...]
@@ -81,18 +81,36 @@ def plan(inventory: Inventory, request: Request, proc: ProcPaths) -> Plan:
 
 
 def choose(inventory: Inventory, devices: Sequence[str]) -> Chosen:
-    """The devices that the tokens name. `all` leaves out what has a problem; a name does not."""
+    """The devices that the tokens name. `all` leaves out what has a problem; a name does not.
+
+    Raises UnknownGpu, and UnhealthyGpu also where nothing of `all` is left.
+    """
     if devices == ("all",):
-        healthy = [gpu for gpu in inventory.gpus if gpu.problem is None]
-        return _chosen(healthy, [mig for gpu in healthy for mig in gpu.migs])
+        return _healthy(inventory)
     names = _names(inventory)
     if unknown := [token for token in devices if token.lower() not in names]:
         raise UnknownGpu(unknown, known(inventory))
     found = [names[token.lower()] for token in devices]
-    for gpu, _ in found:
+    for gpu, mig in found:
         if gpu.problem is not None:
             raise UnhealthyGpu(f"{gpu.index} ({gpu.uuid})", gpu.problem)
-    return _chosen([gpu for gpu, _ in found], [mig for _, mig in found if mig is not None])
+        if mig is not None and (problem := _mig_problem(mig)) is not None:
+            raise UnhealthyGpu(f"{gpu.index}:{mig.ordinal} ({mig.uuid})", problem)
+    return _chosen(found)
+
+
+def _healthy(inventory: Inventory) -> Chosen:
+    gpus = [gpu for gpu in inventory.gpus if gpu.problem is None]
+    if inventory.gpus and not gpus:
+        # No GPU container starts without its GPU.
+        raise UnhealthyGpu("all", "; ".join(f"{g.index}: {g.problem}" for g in inventory.gpus[:8]))
+    migs = [(gpu, mig) for gpu in gpus for mig in gpu.migs if _mig_problem(mig) is None]
+    return _chosen([*((gpu, None) for gpu in gpus), *migs])
+
+
+def _mig_problem(mig: Mig) -> str | None:
+    missing = mig.gi_node is None or mig.ci_node is None
+    return "a node of /dev/nvidia-caps that it needs is missing" if missing else None
 
 
 def known(inventory: Inventory) -> tuple[str, ...]:
@@ -104,11 +122,16 @@ def known(inventory: Inventory) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _chosen(gpus: Iterable[Gpu], migs: Iterable[Mig]) -> Chosen:
-    by_minor = {gpu.minor: gpu for gpu in gpus}
-    by_uuid = {mig.uuid: mig for mig in migs}
-    ordered = sorted(by_uuid.values(), key=lambda mig: (mig.gi, mig.ci, mig.uuid))
-    return Chosen(tuple(by_minor[minor] for minor in sorted(by_minor)), tuple(ordered))
+def _chosen(found: Iterable[tuple[Gpu, Mig | None]]) -> Chosen:
+    # By number: without NVML no MIG device has a UUID.
+    gpus, migs = {}, {}
+    for gpu, mig in found:
+        gpus[gpu.minor] = gpu
+        if mig is not None:
+            migs[gpu.minor, mig.gi, mig.ci] = mig
+    return Chosen(
+        tuple(gpu for _, gpu in sorted(gpus.items())), tuple(mig for _, mig in sorted(migs.items()))
+    )
 
 
 def _names(inventory: Inventory) -> dict[str, tuple[Gpu, Mig | None]]:

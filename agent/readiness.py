@@ -16,6 +16,8 @@ def notify(state: str) -> None:
     if address.startswith("@"):
         address = f"\0{address[1:]}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as client:
+        # The event loop waits for nobody, not for a manager that does not read either.
+        client.setblocking(False)
         try:
             client.sendto(state.encode(), address)
         except OSError:

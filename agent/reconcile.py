@@ -1,9 +1,9 @@
 """One event at a time to inventory, plans and stage: the only place where they meet.
 
 It holds the state of the agent (the inventory, the containers of every containerd, what is
-staged) and turns each event into changes of the run directory. Reading the host goes through
-`HostReader`, one reading at a time; everything else here is quick and never waits, so an event
-is done when its handler returns.
+staged) and turns each event into changes of the run directory. Handlers of events are quick and
+never wait; only readings of the host do, and NVML, which is slow, is asked beside them. What the
+run directory does not take is tried again later: it never ends the agent.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
 
 import anyio
 
@@ -31,49 +32,35 @@ from agent.containerd.values import (
     TaskStarted,
 )
 from agent.errors import AgentError, Refused, StageError
-from agent.inventory import DriverState, Inventory
+from agent.inventory import Inventory
 from agent.plan import Entry, Plan, digest
-from agent.planner import ProcPaths, plan
+from agent.planner import ProcPaths
 from agent.policy import Policy
-from agent.request import DEFAULT_CAPABILITIES, Reading, Request, read_spec
+from agent.request import Reading, Request, read_spec
+from agent.sharing import Shared
+from agent.shelf import Shelf
 from agent.stage import Stage
+from agent.tracked import Connection, Tracked
 from hooks.state import asks
 
 log = logging.getLogger(__name__)
 
-HostReader = Callable[[], Awaitable[Inventory]]
+FIRST_NVML_S = 2.0
+"""How long the first inventory waits for NVML; without it the first one is procfs's."""
+HEAL_S = 2.0
+"""How long a hook waits for NVML before its container is refused."""
+ASKED_KEPT = 1000
+"""Entries of hooks whose containers no containerd has announced."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tracked:
-    """A container known to a containerd and what was staged for it.
+class HostReader(Protocol):
+    """`agent.host.Host`, or a test's."""
 
-    `reading` is None for a spec that cannot be understood (`why` says it) and for one that names
-    nothing of ours. `staged_us` is from the event's arrival to the published entry.
-    """
+    async def read(self) -> Inventory:
+        """The host now, with NVML's last answers; takes milliseconds."""
 
-    key: ContainerKey
-    spec_digest: str
-    reading: Reading | None
-    verdict: str
-    why: str
-    plan: str | None = None
-    pid: int = 0
-    staged_us: int | None = None
-
-
-@dataclass(slots=True)
-class Connection:
-    """What is known of one containerd; times are of `time.monotonic`."""
-
-    address: str
-    connected: bool = False
-    synced: bool = False
-    version: str | None = None
-    since: float = 0.0
-    events: int = 0
-    last_event: float | None = None
-    error: str | None = None
+    async def ask_nvml(self) -> bool:
+        """Ask NVML, maybe for seconds; True if it answers otherwise than last time."""
 
 
 class Reconciler:
@@ -82,14 +69,13 @@ class Reconciler:
     def __init__(
         self,
         stage: Stage,
-        read_host: HostReader,
+        host: HostReader,
         policy: Policy,
         proc: ProcPaths,
         addresses: Sequence[str],
     ) -> None:
         self.stage = stage
         self.policy = policy
-        self.proc = proc
         self.inventory: Inventory | None = None
         self.changed_at = time.time()
         self.change_reason = "the agent has not read the host yet"
@@ -97,14 +83,17 @@ class Reconciler:
         self.containers: dict[ContainerKey, Tracked] = {}
         self.staged_us: deque[int] = deque(maxlen=1000)
         self.published = False
-        self._read_host = read_host
-        self._reading = anyio.Lock()
+        self.trouble = ""
+        self._host = host
+        self._reading = Shared(host.read)
+        self._asking = Shared(self._ask_nvml)
+        self._nvml_wanted = anyio.Event()
         self._first = anyio.Event()
-        self._readings = 0
-        # One plan a request: containers share it, and it is encoded and written once.
-        self._plans: dict[Request, tuple[str, Plan]] = {}
+        self._shelf = Shelf(stage, proc, self._used_plans)
         # Containers with byte for byte the same spec share one entry.
         self._holders: Counter[str] = Counter()
+        # What hooks were answered before their containers were announced, oldest first.
+        self._asked: dict[str, None] = {}
 
     async def handle(self, event: Event) -> None:
         """Apply one event of a containerd."""
@@ -132,19 +121,25 @@ class Reconciler:
                 for task in event.tasks:
                     self._set_pid(task.key, task.pid)
 
-    async def refresh(self, why: str) -> None:
-        """Read the host again; publish a new inventory if its generation moved.
+    async def start(self) -> None:
+        """The first reading; afterwards there is an inventory, and hooks are answered."""
+        with anyio.move_on_after(FIRST_NVML_S) as limit:
+            await self._host.ask_nvml()
+        await self._read("the agent started")
+        if limit.cancelled_caught:
+            self._nvml_wanted.set()
 
-        Callers that come while a reading is under way wait for one that began after they came,
-        and share it.
-        """
-        wanted = self._readings + (2 if self._reading.locked() else 1)
-        async with self._reading:
-            if self._readings >= wanted:
-                return
-            inventory = await self._read_host()
-            self._readings += 1
-            self._adopt(inventory, why)
+    async def refresh(self, why: str) -> None:
+        """Read the host again, publish if its generation moved, and have NVML asked."""
+        await self._read(why)
+        self._nvml_wanted.set()
+
+    async def follow_nvml(self) -> None:
+        """Ask NVML after every refresh, however long it takes, until cancelled."""
+        while True:
+            await self._nvml_wanted.wait()
+            self._nvml_wanted = anyio.Event()
+            await self._asking.run()
 
     async def answer(self, spec: bytes, stale: bool) -> str:
         """Stage a container for its waiting hook; gives its spec's digest.
@@ -153,39 +148,27 @@ class Reconciler:
         Raises Refused with the line to die with, StageError if there is no room to stage.
         """
         await self._first.wait()
-        name = digest(spec)
         if stale:
             await self.refresh("a hook found a source changed")
-        entry, _ = self._decide(spec)
-        if entry.verdict == "refuse" and not stale and self._host_may_heal(spec):
-            await self.refresh("a container was refused")
+        entry, reading = self._decide(spec)
+        if entry.verdict == "refuse" and reading is not None:
+            await self._read("a container was refused")
+            # A MIG device may be so new that only NVML knows it; nothing else asks NVML here.
+            with anyio.move_on_after(HEAL_S):
+                await self._asking.run()
             entry, _ = self._decide(spec)
         if entry.verdict == "refuse":
             raise Refused(entry.detail)
+        name = digest(spec)
         self.stage.put_entry(name, entry)
+        self._remember(name)
         return name
 
-    def staged_plan(self, request: Request) -> tuple[str, Plan]:
-        """The (digest, plan) for a request, published. Raises Refused errors of the planner."""
+    def planned(self, request: Request) -> Plan:
+        """The plan for a request, not published. Raises what the planner raises."""
         if self.inventory is None:
             raise Refused("the agent has not read the host yet")
-        found = self._plans.get(request)
-        if found is None:
-            made = plan(self.inventory, request, self.proc)
-            found = (self.stage.put_plan(made), made)
-            self._plans[request] = found
-        return found
-
-    def _adopt(self, inventory: Inventory, why: str) -> None:
-        old = self.inventory
-        self.inventory = inventory
-        if old is None or old.generation != inventory.generation:
-            self.published = False
-            self.changed_at, self.change_reason = time.time(), why
-            self._tell(inventory, why)
-        if not self.published:
-            self.publish()
-        self._first.set()
+        return self._shelf.planned(self.inventory, request)
 
     def publish(self) -> None:
         """Put the inventory's generation in force, with everything that is staged for it.
@@ -195,18 +178,43 @@ class Reconciler:
         """
         if self.inventory is None:
             return
-        self._plans.clear()
         try:
-            self.stage.clear_generation()
-            for tracked in list(self.containers.values()):
-                if tracked.verdict != "none" or tracked.reading is not None:
-                    self.containers[tracked.key] = self._stage(tracked)
-            self._prepare_usual()
-            self._sweep()
-            self.stage.set_generation(self.inventory.generation)
-            self.published = True
+            self._publish(self.inventory)
         except StageError as e:
-            log.error("generation not published", extra={"error": str(e)})
+            self._note(e)
+            return
+        self.published, self.trouble = True, ""
+
+    def _publish(self, inventory: Inventory) -> None:
+        self._shelf.clear()
+        self._asked.clear()
+        old = self.stage.generation()
+        self.stage.clear_generation()
+        if old != inventory.generation:
+            # Nothing that lies there can be replayed; what is staged next may need its room.
+            self.stage.sweep((), ())
+        for key, tracked in list(self.containers.items()):
+            if tracked.has_entry:
+                self.containers[key] = self._stage(tracked)
+        self._shelf.prepare(inventory, self.policy)
+        self._sweep()
+        self.stage.set_generation(inventory.generation)
+
+    async def _read(self, why: str) -> None:
+        self._adopt(await self._reading.run(), why)
+
+    async def _ask_nvml(self) -> None:
+        if await self._host.ask_nvml():
+            await self._read("NVML answers otherwise")
+
+    def _adopt(self, inventory: Inventory, why: str) -> None:
+        old = self.inventory
+        self.inventory = inventory
+        if old is None or old.generation != inventory.generation:
+            self.changed_at, self.change_reason = time.time(), why
+            self._tell(inventory, why)
+            self.publish()
+        self._first.set()
 
     @staticmethod
     def _tell(inventory: Inventory, why: str) -> None:
@@ -220,38 +228,46 @@ class Reconciler:
             },
         )
 
-    def _prepare_usual(self) -> None:
-        """Plans for the requests that nearly every container makes, before one exists."""
-        if self.inventory is None or self.inventory.state is not DriverState.READY:
-            return
-        base = Request(
-            ("all",), self.policy.bounded(DEFAULT_CAPABILITIES), "NVIDIA_VISIBLE_DEVICES"
-        )
-        singles = [replace(base, devices=(str(gpu.index),)) for gpu in self.inventory.gpus]
-        for request in (base, *singles):
-            try:
-                self.staged_plan(request)
-            except Refused:
-                # A GPU with a problem has no plan; whoever asks for it is told why.
-                continue
+    def _note(self, error: StageError) -> None:
+        """Something is not as it should be in the run directory; `publish` makes it good."""
+        self.published = False
+        if self.trouble != str(error):
+            self.trouble = str(error)
+            log.error("not published", extra={"error": self.trouble})
+
+    def _require_generation(self) -> None:
+        """Somebody may have emptied the run directory, or it was full."""
+        wanted = self.inventory.generation if self.inventory else None
+        if self.stage.generation() != wanted:
+            self.publish()
+            if not self.published:
+                raise StageError(str(self.stage.path), f"nothing in force: {self.trouble}")
 
     def _track(self, record: ContainerRecord, received_ns: int | None) -> None:
-        tracked = self._read(record)
+        tracked = self._understood(record)
         old = self.containers.get(record.key)
         if old is not None:
             if old.spec_digest == tracked.spec_digest and old.verdict != "refuse":
                 return
             self._forget(record.key)
-        if tracked.verdict != "none" or tracked.reading is not None:
+        self._holders[tracked.spec_digest] += 1
+        self._asked.pop(tracked.spec_digest, None)
+        self.containers[record.key] = tracked
+        if not tracked.has_entry or self.inventory is None:
+            return
+        try:
             tracked = self._stage(tracked)
+        except StageError as e:
+            # The hook will ask; until there is room again that is all that can be done.
+            self._note(e)
+            return
         if received_ns is not None and tracked.verdict == "plan":
             took = (time.monotonic_ns() - received_ns) // 1000
             tracked = replace(tracked, staged_us=took)
             self.staged_us.append(took)
         self.containers[record.key] = tracked
-        self._holders[tracked.spec_digest] += 1
 
-    def _read(self, record: ContainerRecord) -> Tracked:
+    def _understood(self, record: ContainerRecord) -> Tracked:
         name = digest(record.spec)
         if not asks(record.spec):
             why = "not a GPU container: its spec names nothing of NVIDIA's"
@@ -263,22 +279,17 @@ class Reconciler:
         return Tracked(record.key, name, reading, "none", reading.why)
 
     def _stage(self, tracked: Tracked) -> Tracked:
-        """Publish the entry of a container, as far as the inventory is known."""
-        if self.inventory is None:
-            return tracked
-        label = f"{tracked.key.namespace}/{tracked.key.id}"
-        try:
-            entry = self._entry(tracked.reading, tracked.why, label)
-            self.stage.put_entry(tracked.spec_digest, entry)
-        except StageError as e:
-            # The hook will ask; until there is room again that is all that can be done.
-            log.error("not staged", extra={"container": label, "error": str(e)})
-            return tracked
-        why = entry.detail if entry.verdict == "refuse" else tracked.why
+        """Publish the entry of a container. Raises StageError."""
+        known = tracked.reading.why if tracked.reading else tracked.why
+        entry = self._entry(tracked.reading, known, tracked.label)
+        self.stage.put_entry(tracked.spec_digest, entry)
+        why = entry.detail if entry.verdict == "refuse" else known
         found = entry.detail if entry.verdict == "plan" else None
         return replace(tracked, verdict=entry.verdict, why=why, plan=found)
 
     def _decide(self, spec: bytes) -> tuple[Entry, Reading | None]:
+        """The entry of a container that nobody announced. Raises StageError."""
+        self._require_generation()
         try:
             reading = read_spec(spec, self.policy)
         except AgentError as e:
@@ -286,24 +297,19 @@ class Reconciler:
         return self._entry(reading, reading.why, "asked"), reading
 
     def _entry(self, reading: Reading | None, why: str, label: str) -> Entry:
-        generation = self.inventory.generation if self.inventory else ""
+        if self.inventory is None:
+            return Entry("refuse", "the agent has not read the host yet", "", "", (0, 0), label)
+        generation = self.inventory.generation
         if reading is None:
             return Entry("refuse", why, generation, "", (0, 0), label)
         owner = reading.owner
         if reading.request is None:
             return Entry("none", "", generation, reading.root, owner, label)
         try:
-            name, _ = self.staged_plan(reading.request)
+            name = self._shelf.staged(self.inventory, reading.request)
         except Refused as e:
             return Entry("refuse", str(e), generation, reading.root, owner, label)
         return Entry("plan", name, generation, reading.root, owner, label)
-
-    def _host_may_heal(self, spec: bytes) -> bool:
-        """Whether reading the host again could turn a refusal into a plan."""
-        try:
-            return read_spec(spec, self.policy).request is not None
-        except AgentError:
-            return False
 
     def _sync(self, address: str, records: tuple[ContainerRecord, ...]) -> None:
         present = {record.key for record in records}
@@ -312,7 +318,10 @@ class Reconciler:
         for record in records:
             self._track(record, None)
         self.connections[address].synced = True
-        self._sweep()
+        try:
+            self._sweep()
+        except StageError as e:
+            self._note(e)
 
     def _forget(self, key: ContainerKey) -> None:
         gone = self.containers.pop(key, None)
@@ -321,14 +330,31 @@ class Reconciler:
         self._holders[gone.spec_digest] -= 1
         if self._holders[gone.spec_digest] <= 0:
             del self._holders[gone.spec_digest]
-            self.stage.withdraw(gone.spec_digest)
+            self._withdraw(gone.spec_digest)
+
+    def _remember(self, spec_digest: str) -> None:
+        if spec_digest in self._holders:
+            return
+        self._asked[spec_digest] = None
+        if len(self._asked) > ASKED_KEPT:
+            oldest = next(iter(self._asked))
+            del self._asked[oldest]
+            self._withdraw(oldest)
+
+    def _withdraw(self, spec_digest: str) -> None:
+        try:
+            self.stage.withdraw(spec_digest)
+        except StageError as e:
+            self._note(e)
+
+    def _used_plans(self) -> frozenset[str]:
+        return frozenset(t.plan for t in self.containers.values() if t.plan is not None)
 
     def _sweep(self) -> None:
         """Remove what belongs to nobody, once every containerd has said whom it has."""
         if self.inventory is None or not all(c.synced for c in self.connections.values()):
             return
-        plans = {name for name, _ in self._plans.values()}
-        self.stage.sweep((t.spec_digest for t in self.containers.values()), plans)
+        self.stage.sweep((*self._holders, *self._asked), self._shelf.names())
 
     def _set_pid(self, key: ContainerKey, pid: int) -> None:
         if (tracked := self.containers.get(key)) is not None:

@@ -18,6 +18,10 @@ KEPT = 10_000
 """Records kept in memory, about 0.5 KiB each."""
 ROTATE_AT = 1 << 20
 """Bytes after which the file is started anew; the hook's own limit is far above."""
+READ_LIMIT = 1 << 22
+"""Bytes taken in at once; what is more waits for the next reading."""
+LINE_LIMIT = 1 << 16
+"""Bytes after which a line that does not end is given up; a hook's has 3000 at most."""
 VERSION = "1"
 
 
@@ -35,24 +39,30 @@ class ReplayLog:
     def read(self) -> int:
         """Take in what was written since the last call; gives the number of new records.
 
-        Synchronous: a few lines of a file on tmpfs.
+        Synchronous: a few lines of a file on tmpfs. What is no plain file is not read.
         """
-        try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except FileNotFoundError:
-            return 0
-        with open(fd, "rb") as file:
-            found = os.fstat(fd)
-            if found.st_ino != self._inode or found.st_size < self._offset:
-                self._inode, self._offset = found.st_ino, 0
-            file.seek(self._offset)
-            content = file.read()
-        whole, newline, _ = content.rpartition(b"\n")
+        content = self._new_content()
+        whole, newline, rest = content.rpartition(b"\n")
         self._offset += len(whole) + len(newline)
-        count = self._take(whole) if whole else 0
+        count = self._take(whole) if newline else 0
+        if len(rest) > LINE_LIMIT:
+            self._offset += len(rest)
+            self.unreadable += 1
         if self._offset > ROTATE_AT:
             self._rotate()
         return count
+
+    def _new_content(self) -> bytes:
+        try:
+            with open(self._path, "rb", opener=_open) as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._inode or found.st_size < self._offset:
+                    self._inode, self._offset = found.st_ino, 0
+                file.seek(self._offset)
+                return file.read(READ_LIMIT)
+        except OSError:
+            # Mostly: no hook has run yet.
+            return b""
 
     def forget(self, spec_digest: str) -> None:
         """The container is gone; its record stays in the statistics only."""
@@ -77,8 +87,16 @@ class ReplayLog:
     def _rotate(self) -> None:
         # A hook that has the file open adds its line to the old file and it is lost; all it
         # loses is one measurement.
-        self._path.unlink(missing_ok=True)
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError:
+            # A read-only run directory; the file then grows to the hooks' own limit.
+            return
         self._offset = 0
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def parse(line: bytes) -> tuple[str, ReplayRecord] | None:
@@ -99,6 +117,6 @@ def parse(line: bytes) -> tuple[str, ReplayRecord] | None:
             error=error or None,
             at=int(at_ns) / 1e9,
         )
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return spec, record

@@ -8,10 +8,10 @@ None, never a word for it; the only word decided here is the health `ok`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agent.errors import UsageError
+from agent.errors import AmbiguousContainer, UnknownContainer
 from agent.inventory import Gpu, Inventory
 from agent.plan import Plan
 from agent.replays import ReplayRecord, ReplaySummary
@@ -170,28 +170,6 @@ class InventoryReport:
     notes: tuple[str, ...]
 
 
-class UnknownContainer(UsageError):
-    """No container that the agent knows has this id."""
-
-    def __init__(self, asked: str, known: int) -> None:
-        super().__init__(
-            f"no such container: {asked}: the agent knows {known} containers",
-            "agentctl containers lists them",
-        )
-
-
-class AmbiguousContainer(UsageError):
-    """An id that fits several containers; the message lists them."""
-
-    def __init__(self, asked: str, candidates: Sequence[ContainerReport]) -> None:
-        names = ", ".join(container_name(c) for c in candidates[:8])
-        more = f" and {len(candidates) - 8} more" if len(candidates) > 8 else ""
-        super().__init__(
-            f"ambiguous container: {asked}: it fits {names}{more}",
-            "give more of the id, or <namespace>/<id>, or <socket>:<namespace>/<id>",
-        )
-
-
 def container_name(container: ContainerReport) -> str:
     """The one unambiguous name of a container: `<socket>:<namespace>/<id>`."""
     return f"{container.address}:{container.namespace}/{container.id}"
@@ -212,7 +190,7 @@ def find_container(asked: str, containers: Iterable[ContainerReport]) -> Contain
     if not found:
         raise UnknownContainer(asked, len(known))
     if len(found) > 1:
-        raise AmbiguousContainer(asked, found)
+        raise AmbiguousContainer(asked, [container_name(c) for c in found])
     return found[0]
 
 

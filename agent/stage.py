@@ -19,6 +19,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from agent.errors import StageError
@@ -36,22 +37,23 @@ class Stage:
 
     def __init__(self, run_dir: str) -> None:
         self.path = Path(run_dir)
-        try:
-            _check_ancestors(self.path)
-            _own_directory(self.path)
-            self._lock = self._take_lock()
-            self._dirs = {
-                name: os.open(_own_directory(self.path / name), os.O_RDONLY | os.O_DIRECTORY)
-                for name in (STAGED, PLANS)
-            }
-            self._dirs[""] = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError as e:
-            raise StageError(str(e.filename or self.path), e.strerror or "unusable") from e
+        with ExitStack() as undo:
+            try:
+                _check_ancestors(self.path)
+                _own_directory(self.path)
+                undo.callback(os.close, self._take_lock())
+                self._dirs = {}
+                for name in ("", STAGED, PLANS):
+                    fd = os.open(_own_directory(self.path / name), os.O_RDONLY | os.O_DIRECTORY)
+                    undo.callback(os.close, fd)
+                    self._dirs[name] = fd
+            except OSError as e:
+                raise StageError(str(e.filename or self.path), e.strerror or "unusable") from e
+            self._undo = undo.pop_all()
 
     def close(self) -> None:
         """Let another agent have the directory; what is staged stays."""
-        for fd in (*self._dirs.values(), self._lock):
-            os.close(fd)
+        self._undo.close()
 
     def generation(self) -> str | None:
         """The generation in force, None before the first."""
@@ -72,9 +74,13 @@ class Stage:
         """Publish a plan; gives its digest, which is its name."""
         content = encode(plan)
         name = digest(content)
-        if not self._exists(PLANS, name, len(content)):
+        if self._size(PLANS, name) != len(content):
             self._put(PLANS, name, content)
         return name
+
+    def has_plan(self, name: str) -> bool:
+        """Whether the plan of that digest is published."""
+        return self._size(PLANS, name) is not None
 
     def put_entry(self, spec_digest: str, entry: Entry) -> None:
         """Publish what is staged for the spec with this digest."""
@@ -83,6 +89,10 @@ class Stage:
     def withdraw(self, spec_digest: str) -> None:
         """Take an entry back; one that is gone already is fine."""
         self._remove(STAGED, spec_digest)
+
+    def withdraw_plan(self, name: str) -> None:
+        """Take a plan back, by its digest; one that is gone already is fine."""
+        self._remove(PLANS, name)
 
     def entries(self) -> frozenset[str]:
         """The spec digests that have an entry."""
@@ -93,9 +103,14 @@ class Stage:
         return frozenset(os.listdir(self._dirs[PLANS]))
 
     def sweep(self, entries: Iterable[str], plans: Iterable[str]) -> None:
-        """Remove every entry and plan, and every left-over draft, that is not named."""
+        """Remove every entry and plan, and every left-over draft, that is not named.
+
+        A directory in there is not ours and stays: no hook takes it for a file.
+        """
         for directory, keep in ((STAGED, frozenset(entries)), (PLANS, frozenset(plans))):
-            for name in os.listdir(self._dirs[directory]):
+            with os.scandir(self._dirs[directory]) as found:
+                names = [f.name for f in found if not f.is_dir(follow_symlinks=False)]
+            for name in names:
                 if name not in keep:
                     self._remove(directory, name)
 
@@ -125,12 +140,13 @@ class Stage:
             path = self.path / directory / name
             raise StageError(str(path), e.strerror or "cannot be removed") from e
 
-    def _exists(self, directory: str, name: str, size: int) -> bool:
+    def _size(self, directory: str, name: str) -> int | None:
+        """Bytes of a plain file, None if there is none."""
         try:
             found = os.stat(name, dir_fd=self._dirs[directory], follow_symlinks=False)
         except FileNotFoundError:
-            return False
-        return stat.S_ISREG(found.st_mode) and found.st_size == size
+            return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def _take_lock(self) -> int:
         path = self.path / LOCK
@@ -141,8 +157,10 @@ class Stage:
             holder = os.read(fd, 20).decode("ascii", "replace").strip()
             os.close(fd)
             raise StageError(str(self.path), f"another agent holds it (pid {holder})") from e
-        os.truncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())
+        # The pid is for people; a directory without room does not keep an agent from starting.
+        with suppress(OSError):
+            os.truncate(fd, 0)
+            os.write(fd, f"{os.getpid()}\n".encode())
         return fd
 
 
@@ -159,7 +177,9 @@ def _own_directory(path: Path) -> Path:
 def _check_ancestors(path: Path) -> None:
     """Whoever could rename a directory above could replace every plan."""
     for parent in path.parents:
-        found = os.stat(parent)
-        loose = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
-        if found.st_uid not in (0, os.geteuid()) or loose:
+        found, led = os.lstat(parent), os.stat(parent)
+        loose = led.st_mode & 0o022 and not led.st_mode & stat.S_ISVTX
+        if {found.st_uid, led.st_uid} - {0, os.geteuid()} or loose:
             raise StageError(str(parent), "others than root may change it")
+        if stat.S_ISLNK(found.st_mode):
+            _check_ancestors(parent.parent / os.readlink(parent) / path.name)

@@ -3,22 +3,22 @@
 The hook runs it when no agent answers. The container's spec comes on stdin; the answer on
 stdout is `<bytes of entry> <bytes of plan>\\n`, the entry, and the plan. Everything is read off
 the host at this moment, so a stale inventory cannot matter; NVML is asked only for a device that
-procfs does not name (MIG). It stages nothing: the agent is the stage's only writer.
+procfs does not name (MIG). So a GPU whose loss only NVML knows is given out here. It stages
+nothing: the agent is the stage's only writer.
 """
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import anyio
 
 from agent.config import Config, parse
-from agent.errors import AgentError, UnknownGpu
-from agent.facts.read import read_host
-from agent.facts.values import NvmlFact
-from agent.host import host_roots, proc_paths, read_inventory
-from agent.inventory import Inventory, build
+from agent.errors import AgentError, ConfigError, UnknownGpu
+from agent.host import proc_paths, read_inventory
+from agent.inventory import Inventory
 from agent.plan import Entry, Plan, digest, encode, encode_entry
 from agent.planner import plan
 from agent.policy import policy_of
@@ -49,6 +49,8 @@ def load(path: str) -> Config:
         content = Path(path).read_bytes()
     except FileNotFoundError:
         content = b""
+    except OSError as e:
+        raise ConfigError(path, [(e.strerror or "cannot be read").lower()]) from e
     return parse(content, path)
 
 
@@ -71,17 +73,18 @@ def main(arguments: list[str]) -> int:
 
 def _plan(request: Request, config: Config) -> Plan:
     paths = proc_paths(config.host)
-    try:
-        return plan(_procfs_inventory(config), request, paths)
-    except UnknownGpu:
-        if not config.host.nvml:
-            raise
-    return plan(anyio.run(read_inventory, config.host), request, paths)
+    # `0:1` counts as NVML does, which procfs can only guess.
+    if not any(":" in token and "." not in token for token in request.devices):
+        try:
+            return plan(_inventory(config, nvml=False), request, paths)
+        except UnknownGpu:
+            if not config.host.nvml:
+                raise
+    return plan(_inventory(config, nvml=True), request, paths)
 
 
-def _procfs_inventory(config: Config) -> Inventory:
-    silent = NvmlFact(reason="nvml: not asked")
-    return build(read_host(host_roots(config.host), silent))
+def _inventory(config: Config, *, nvml: bool) -> Inventory:
+    return anyio.run(partial(read_inventory, config.host, nvml=nvml))
 
 
 def _planned(reading: Reading, made: Plan) -> Entry:

@@ -12,7 +12,7 @@ import pytest
 
 from agent.cli import main as cli
 from agent.cli.show import age, clean
-from agent.report import UnknownContainer
+from agent.errors import UnknownContainer
 from tests.fake_source import CONTAINERS, MIG, SOCKET, UUID, FakeSource, run_directory, running
 
 READ_VERBS = (

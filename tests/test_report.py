@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.errors import AmbiguousContainer, UnknownContainer
 from agent.facts.values import IpcFact
 from agent.plan import BindIpc, Plan
 from agent.replays import ReplayPath, ReplayRecord, quantile, summarise
 from agent.report import (
-    AmbiguousContainer,
     ContainerReport,
-    UnknownContainer,
     container_name,
     find_container,
     inventory_report,

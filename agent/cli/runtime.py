@@ -7,6 +7,7 @@ callers without a base spec. It installs nothing, runs nothing and restarts noth
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 
@@ -57,7 +58,8 @@ def read_node(path: str | None, default: str, *, run_dir: str | None = None) -> 
         run_dir=run_dir or settings.agent.run_dir,
         hook=settings.hook,
         agent_python=settings.hook.agent_python or sys.executable,
-        config=path,
+        # Absolute: the hook runs in whatever directory the runtime is.
+        config=None if path in (None, "-") else os.path.abspath(source),
     )
 
 
