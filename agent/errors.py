@@ -10,6 +10,8 @@
     │   ├── UnknownGpu              3   a request names a GPU this host has not
     │   ├── RequestDenied           3   policy says no
     │   ├── UnhealthyGpu            3   a request names a GPU that is lost
+    │   ├── MissingNode             3   a request needs a device node that is not there
+    │   ├── Unsatisfied             3   an image requires another driver or another GPU
     │   └── DriverNotReady          3   no driver, or kernel and user space differ
     ├── ContainerdError             1   containerd is absent, silent, or not containerd
     ├── StageError                  1   the run directory cannot be trusted or written
@@ -112,6 +114,32 @@ class UnhealthyGpu(Refused):
 
     def __init__(self, gpu: str, reason: str) -> None:
         super().__init__(f"GPU unusable: {gpu}: {reason}")
+
+
+class MissingNode(Refused):
+    """A request needs a device node that this host does not have."""
+
+    def __init__(self, asked: str, node: str) -> None:
+        super().__init__(f"no such device: {asked}: this host has no {node}")
+
+
+class Unsatisfied(Refused):
+    """The driver or a chosen GPU is not what the image's NVIDIA_REQUIRE_* variables demand.
+
+    The wording is the one that people and scripts know from the usual tools. With `unknown`,
+    the condition could not be checked, and that says why.
+    """
+
+    def __init__(self, condition: str, have: str = "", *, unknown: str = "") -> None:
+        if unknown:
+            super().__init__(f"requirement error: cannot check condition: {condition}: {unknown}")
+            return
+        advice = (
+            ", please update your driver to a newer version, or use an earlier cuda container"
+            if condition.lower().startswith("cuda>=")
+            else ""
+        )
+        super().__init__(f"requirement error: unsatisfied condition: {condition}{advice}", have)
 
 
 class DriverNotReady(Refused):
