@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from contrib.bench.startup import summarise
+from contrib.bench.startup import as_json, as_report, summarise
 from tests.containers.image import missing_tools
 from tests.containers.workdir import mounts_below, work_dir
 
@@ -55,6 +55,22 @@ def test_unmeasured_variant_is_none() -> None:
     result = summarise({"plain": [20], "true": [21], "floor": [30]})
     assert result.added_ms["ours"] is None
     assert result.ratio == {"ours": None, "nothing": None}
+    assert json.loads(as_json(result))["added_ms"]["ours"] is None
+
+
+def test_spread_is_of_the_differences() -> None:
+    """Quartiles are those of the pairwise differences, not of the times."""
+    result = summarise({"plain": [20, 90, 21], "floor": [30, 102, 35]})
+    assert (result.spread["floor"].low, result.spread["floor"].high) == (11, 13)
+
+
+def test_each_promise_is_judged() -> None:
+    """A hook that takes 1.6 floors breaks its budget, one that takes one floor keeps it."""
+    result = summarise({"plain": [20.0], "floor": [30.0], "ours": [36.0], "nothing": [30.0]})
+    assert {b.what: b.met for b in as_report(result).budgets} == {
+        "ours / floor": False,
+        "nothing / floor": True,
+    }
 
 
 class TestWithContainers:
@@ -64,7 +80,7 @@ class TestWithContainers:
 
     def test_json_is_one_object(self, temporary: Path) -> None:
         """`--json` prints one object with the documented keys, and nothing else on stdout."""
-        command = [*BENCH, "-n", "2"]
+        command = [*BENCH, "-n", "2", "--published"]
         done = subprocess.run(
             command,
             check=True,
@@ -76,9 +92,10 @@ class TestWithContainers:
         )
         answer = json.loads(done.stdout)
         keys = {"added_ms", "ratio", "plain_ms", "n", "kernel", "runc", "python"}
-        assert answer.keys() == keys
-        assert answer["added_ms"].keys() == {"true", "floor", "ours", "nothing"}
+        assert answer.keys() > keys
+        assert answer["added_ms"].keys() == {"true", "floor", "ours", "nothing", "published"}
         assert answer["n"] == 2
+        assert answer["added_ms"]["published"] > 770, "NVML's start and end alone"
         assert answer["added_ms"]["floor"] is not None
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
