@@ -121,6 +121,31 @@ def explain(run_dir: str, container: str, as_json: bool) -> None:
     show.print_json(show.as_dict(report)) if as_json else show.show_container(report)
 
 
+@agentctl.command("list")
+@click.option("--config", default=CONFIG, show_default=True, help="The agent's config file.")
+@click.option("--device", "-d", default=None, metavar="LIST", help="As NVIDIA_VISIBLE_DEVICES.")
+@click.option("--libraries", "-l", is_flag=True, help="The driver's libraries.")
+@click.option("--binaries", "-b", is_flag=True, help="Its programs.")
+@click.option("--ipcs", "-i", is_flag=True, help="Its daemons' sockets.")
+@click.option("--firmwares", "-f", is_flag=True, help="Its firmware.")
+@click.option("--compat32", is_flag=True, help="The 32-bit libraries too.")
+def list_files(config: str, device: str | None, compat32: bool, **classes: bool) -> None:
+    """What `nvidia-container-cli list` prints: the driver's paths on this host."""
+    from agent.cli import dropin
+
+    dropin.print_listing(config, dropin.Selection(device, compat32=compat32, **classes))
+
+
+@agentctl.command()
+@click.option("--config", default=CONFIG, show_default=True, help="The agent's config file.")
+@click.option("--csv", is_flag=True, help="Comma-separated.")
+def info(config: str, csv: bool) -> None:
+    """What `nvidia-container-cli info` prints: the driver and its GPUs."""
+    from agent.cli import dropin
+
+    dropin.print_info(config, csv=csv)
+
+
 @agentctl.command("runtime-config")
 @click.option(
     "--config-version",
