@@ -199,6 +199,17 @@ def test_all_directories_come_later(tmp_path: Path) -> None:
     anyio.run(body)
 
 
+def test_watcher_ends_at_once(root: Path) -> None:
+    """A cancelled watcher does not wait for events in its thread; the agent ends in time."""
+
+    async def body() -> float:
+        async with watching(root):
+            began = anyio.current_time()
+        return anyio.current_time() - began
+
+    assert anyio.run(body) < 0.5
+
+
 def test_without_inotify_it_polls(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

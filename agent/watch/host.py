@@ -175,10 +175,13 @@ async def _report_later(present: Present, emit: Emit) -> None:
 async def _stop_on_other_directories(
     directories: Callable[[], Iterable[str]], present: Present, stop: anyio.Event
 ) -> None:
-    # A directory that does not exist yet can only be looked for again and again.
-    while await anyio.to_thread.run_sync(_existing, directories) == present:  # noqa: ASYNC110
-        await anyio.sleep(2 * POLL_S)
-    stop.set()
+    try:
+        # A directory that does not exist yet can only be looked for again and again.
+        while await anyio.to_thread.run_sync(_existing, directories) == present:  # noqa: ASYNC110
+            await anyio.sleep(2 * POLL_S)
+    finally:
+        # Also when cancelled: watchfiles waits for events in a thread that only this wakes.
+        stop.set()
 
 
 def _existing(directories: Callable[[], Iterable[str]]) -> Present:
