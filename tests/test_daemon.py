@@ -295,6 +295,18 @@ class TestOnAHost:
         agentd.ask(spec("1"))
         assert agentd.ctl("status")["driver"]["state"] == "ready"
 
+    def test_nvml_that_hangs(self) -> None:
+        """With an NVML that never answers the agent is ready soon, answers, and ends at once."""
+        with node(HOST) as agentd:
+            answers = agentd.root / "nvml.answers"
+            answers.write_text(f"delay_ms nvmlInitWithFlags -1\n{answers.read_text()}")
+            began = time.monotonic()
+            agentd.start()
+            assert time.monotonic() - began < 6.0
+            assert agentd.ask(spec("0"))[1] is not None
+            status, took_s = agentd.end()
+            assert (status, took_s < 1.0) == (0, True), (took_s, agentd.log())
+
     def test_debug_log_is_the_agents_own(self, agentd: Agentd) -> None:
         """At log level debug the libraries' own chatter is still left out."""
         lines = [line.split(" ") for line in agentd.log().splitlines()]
