@@ -11,6 +11,7 @@ time.
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -49,14 +50,36 @@ def _run_dir(value: str) -> str:
     return value
 
 
+def _matching(form: str, what: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not re.fullmatch(form, value, re.ASCII):
+            raise PydanticCustomError("form", what)
+        return value
+
+    return AfterValidator(check)
+
+
 Path = Annotated[str, Strict(), AfterValidator(_path)]
 SocketPath = Annotated[Path, AfterValidator(_socket_path)]
+Namespace = Annotated[
+    str, Strict(), _matching(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,74}[A-Za-z0-9])?", "a namespace's name")
+]
+# The hook looks for the name anywhere in a spec: a short one would be in every spec.
+Variable = Annotated[
+    str, Strict(), _matching(r"[A-Za-z_][\w.-]{3,127}", "a variable's name of 4 to 128 characters")
+]
+AnnotationPrefix = Annotated[
+    str,
+    Strict(),
+    _matching(r"[a-z0-9][a-z0-9.-]{0,252}/[\w.-]{0,63}", "an annotation's domain, '/', and more"),
+]
 RunDir = Annotated[Path, AfterValidator(_run_dir)]
 Flag = Annotated[bool, Strict()]
 Seconds = Annotated[float, Strict(), Field(gt=0, le=60, allow_inf_nan=False)]
 WholeSeconds = Annotated[int, Strict(), Field(ge=1, le=300)]
 LogLevel = Literal["debug", "info", "warning", "error"]
 CapabilityName = Literal["compat32", "compute", "display", "graphics", "ngx", "utility", "video"]
+OptOutName = Literal["application_profile", "firmware", "proc_mask", "sockets"]
 ALL_CAPABILITIES: tuple[CapabilityName, ...] = get_args(CapabilityName)
 
 _KNOWN_KEYS_ONLY = ConfigDict(extra="forbid")
@@ -107,14 +130,30 @@ class PolicySettings:
     """[policy]: who may ask for what; `agent.policy` has the rules.
 
     `env_requests` is `all` (any container's NVIDIA_VISIBLE_DEVICES counts, as the usual tools
-    have it) or `privileged` (that of the others is ignored, they start as plain containers).
-    `supported_capabilities` is the upper bound of every request.
+    have it) or `privileged` (that of the others is ignored, they start as plain containers);
+    with the latter, containers in `env_containerd_namespaces` and those of pods in
+    `env_pod_namespaces` may ask too. `supported_capabilities` is the upper bound of every request.
+
+    `swarm_resources` are variables that take the place of NVIDIA_VISIBLE_DEVICES where they are
+    set. With `accept_volume_mounts` mounts of /dev/null below /var/run/nvidia-container-devices
+    are requests, with `annotation_prefixes` CDI names in annotations that begin so.
+    `disable_require` ignores NVIDIA_REQUIRE_*, `ignore_imex_channels` requests for those.
+    `opt_out` is what no container of this node gets; one container can do without by the
+    annotation `gpu-agent/opt-out` where a prefix allows that.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _KNOWN_KEYS_ONLY
 
     env_requests: Literal["all", "privileged"] = "all"
     supported_capabilities: tuple[CapabilityName, ...] = ALL_CAPABILITIES
+    env_containerd_namespaces: tuple[Namespace, ...] = ()
+    env_pod_namespaces: tuple[Namespace, ...] = ()
+    swarm_resources: tuple[Variable, ...] = ()
+    accept_volume_mounts: Flag = False
+    annotation_prefixes: tuple[AnnotationPrefix, ...] = ()
+    disable_require: Flag = False
+    ignore_imex_channels: Flag = False
+    opt_out: tuple[OptOutName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +191,9 @@ class Config:
     hook: HookSettings = HookSettings()
 
 
+_POLICY_LISTS = tuple(
+    field.name for field in dataclasses.fields(PolicySettings) if isinstance(field.default, tuple)
+)
 _EXPECTED = {
     "string_type": "a string",
     "bool_type": "true or false",
@@ -191,7 +233,7 @@ def _model() -> TypeAdapter[Config]:
 
 def _repetitions(data: Mapping[str, object]) -> list[str]:
     """What the model cannot say beside other mistakes: an empty list, a value given twice."""
-    mistakes = []
+    mistakes = _idle_lists(data)
     if data.get("containerd") == []:
         mistakes.append("containerd = []: expected at least one")
     for place, values in _lists(data):
@@ -204,8 +246,20 @@ def _repetitions(data: Mapping[str, object]) -> list[str]:
     return mistakes
 
 
+def _idle_lists(data: Mapping[str, object]) -> list[str]:
+    """Lists of those who may ask although everybody may: somebody thinks that they restrict."""
+    policy = data.get("policy")
+    if not isinstance(policy, dict) or policy.get("env_requests", "all") != "all":
+        return []
+    return [
+        f"policy.{name} = {_shown(policy[name])}: expected only with env_requests = 'privileged'"
+        for name in ("env_containerd_namespaces", "env_pod_namespaces")
+        if policy.get(name)
+    ]
+
+
 def _lists(data: Mapping[str, object]) -> Iterator[tuple[str, list[object]]]:
-    for table, name in (("host", "library_dirs"), ("policy", "supported_capabilities")):
+    for table, name in (("host", "library_dirs"), *(("policy", n) for n in _POLICY_LISTS)):
         settings = data.get(table)
         values = settings.get(name) if isinstance(settings, dict) else None
         if isinstance(values, list):

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from agent import catalog
 from agent.errors import DriverNotReady, UnhealthyGpu, UnknownGpu
 from agent.facts.values import LibraryFact, NodeFact
+from agent.featurenodes import nodes_of_features
+from agent.features import FOR_MIG, OptOut
 from agent.inventory import DriverState, Gpu, Inventory, Mig
 from agent.plan import (
     BindFile,
@@ -27,6 +29,7 @@ from agent.plan import (
     Step,
 )
 from agent.request import Capability, Request, normal_bus_id
+from agent.requirement import Requirement, check_requirements
 from hooks.ldcache import FLAGS
 
 PROC_DRIVER = "/driver/nvidia"
@@ -58,17 +61,16 @@ class Chosen:
 
 
 def plan(inventory: Inventory, request: Request, proc: ProcPaths) -> Plan:
-    """The plan for `request`. Raises DriverNotReady, UnknownGpu or UnhealthyGpu."""
-    if inventory.state is not DriverState.READY:
-        raise DriverNotReady(inventory.state, inventory.reason or "no reason known")
+    """The plan for `request`. Raises DriverNotReady, UnknownGpu, UnhealthyGpu or MissingNode."""
+    _require_driver(inventory)
     chosen = choose(inventory, request.devices)
     wanted = frozenset(map(str, request.capabilities))
-    nodes = _nodes(inventory, chosen, wanted)
+    nodes = [*_nodes(inventory, chosen, wanted), *nodes_of_features(inventory, request)]
     steps = (
-        *_files(inventory, wanted),
+        *_files(inventory, wanted, request.opt_out),
         *(BindNode(node) for node in nodes),
         *_links_and_cache(_libraries(inventory, wanted)),
-        *_proc(inventory, chosen, proc),
+        *_proc(inventory, chosen, proc, request),
         *(DeviceRule(node.major, node.minor) for node in nodes),
     )
     return Plan(
@@ -78,6 +80,17 @@ def plan(inventory: Inventory, request: Request, proc: ProcPaths) -> Plan:
         version_text=inventory.version_text or "",
         steps=_without_repeats(steps),
     )
+
+
+def check(inventory: Inventory, request: Request, requirements: Sequence[Requirement]) -> None:
+    """Raises Unsatisfied if the driver or a GPU of `request` is not what an image requires.
+
+    Apart from `plan`, because containers with different requirements share plans. Raises what
+    choosing the GPUs raises.
+    """
+    if requirements:
+        _require_driver(inventory)
+        check_requirements(requirements, inventory, choose(inventory, request.devices).gpus)
 
 
 def choose(inventory: Inventory, devices: Sequence[str]) -> Chosen:
@@ -97,6 +110,11 @@ def choose(inventory: Inventory, devices: Sequence[str]) -> Chosen:
         if mig is not None and (problem := _mig_problem(mig)) is not None:
             raise UnhealthyGpu(f"{gpu.index}:{mig.ordinal} ({mig.uuid})", problem)
     return _chosen(found)
+
+
+def _require_driver(inventory: Inventory) -> None:
+    if inventory.state is not DriverState.READY:
+        raise DriverNotReady(inventory.state, inventory.reason or "no reason known")
 
 
 def _healthy(inventory: Inventory) -> Chosen:
@@ -159,15 +177,17 @@ def _libraries(inventory: Inventory, wanted: frozenset[str]) -> list[tuple[Libra
     return found
 
 
-def _files(inventory: Inventory, wanted: frozenset[str]) -> Iterable[Step]:
+def _files(
+    inventory: Inventory, wanted: frozenset[str], opt_out: Sequence[OptOut]
+) -> Iterable[Step]:
     for library, place in _libraries(inventory, wanted):
         yield BindFile(place, _inside(library, library.name), library.file)
     for program in inventory.programs:
         if catalog.capabilities_of_program(program.name) & wanted:
             yield BindFile(Place.ABSOLUTE, f"{PROGRAMS}/{program.name}", program.file)
-    for data in inventory.firmware:
+    for data in () if OptOut.FIRMWARE in opt_out else inventory.firmware:
         yield BindFile(Place.ABSOLUTE, data.target, data.file)
-    for ipc in inventory.ipc:
+    for ipc in () if OptOut.SOCKETS in opt_out else inventory.ipc:
         if catalog.capabilities_of_ipc(ipc.target) & wanted:
             yield BindIpc(ipc)
 
@@ -201,14 +221,20 @@ def _links_and_cache(libraries: Sequence[tuple[LibraryFact, Place]]) -> Iterable
             yield CacheEntry(place, soname, soname, FLAGS[library.machine])
 
 
-def _proc(inventory: Inventory, chosen: Chosen, proc: ProcPaths) -> Iterable[Step]:
+def _proc(
+    inventory: Inventory, chosen: Chosen, proc: ProcPaths, request: Request
+) -> Iterable[Step]:
+    if OptOut.PROC_MASK in request.opt_out:
+        return
     below = f"/proc{PROC_DRIVER}/"
     # On a simulated host the mask lies higher, where the container's procfs has a directory.
     inner = below.removeprefix(f"{proc.mask}/") if below != f"{proc.mask}/" else ""
     files = tuple((inner + name, content) for name, content in inventory.proc_files)
     yield MaskProc(proc.mask, files)
-    for gpu in chosen.gpus:
-        name = f"gpus/{gpu.bus_id}"
+    names = [f"gpus/{gpu.bus_id}" for gpu in chosen.gpus]
+    if set(FOR_MIG) & set(request.features):
+        names.append("capabilities")
+    for name in names:
         yield BindProcGpu(inner + name, f"{proc.root}{PROC_DRIVER}/{name}")
 
 

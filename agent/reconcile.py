@@ -34,7 +34,7 @@ from agent.containerd.values import (
 from agent.errors import AgentError, Refused, StageError
 from agent.inventory import Inventory
 from agent.plan import Entry, Plan, digest
-from agent.planner import ProcPaths
+from agent.planner import ProcPaths, check
 from agent.policy import Policy
 from agent.request import Reading, Request, read_spec
 from agent.sharing import Shared
@@ -269,11 +269,11 @@ class Reconciler:
 
     def _understood(self, record: ContainerRecord) -> Tracked:
         name = digest(record.spec)
-        if not asks(record.spec):
+        if not asks(record.spec, self.policy.words):
             why = "not a GPU container: its spec names nothing of NVIDIA's"
             return Tracked(record.key, name, None, "none", why)
         try:
-            reading = read_spec(record.spec, self.policy)
+            reading = read_spec(record.spec, self.policy, record.key.namespace)
         except AgentError as e:
             return Tracked(record.key, name, None, "refuse", str(e))
         return Tracked(record.key, name, reading, "none", reading.why)
@@ -291,10 +291,15 @@ class Reconciler:
         """The entry of a container that nobody announced. Raises StageError."""
         self._require_generation()
         try:
-            reading = read_spec(spec, self.policy)
+            reading = read_spec(spec, self.policy, self._namespace(digest(spec)))
         except AgentError as e:
             return self._entry(None, str(e), "asked"), None
         return self._entry(reading, reading.why, "asked"), reading
+
+    def _namespace(self, spec_digest: str) -> str | None:
+        """The containerd namespace of the container with this spec, if one was announced."""
+        found = {k.namespace for k, t in self.containers.items() if t.spec_digest == spec_digest}
+        return found.pop() if len(found) == 1 else None
 
     def _entry(self, reading: Reading | None, why: str, label: str) -> Entry:
         if self.inventory is None:
@@ -306,6 +311,7 @@ class Reconciler:
         if reading.request is None:
             return Entry("none", "", generation, reading.root, owner, label)
         try:
+            check(self.inventory, reading.request, reading.requirements)
             name = self._shelf.staged(self.inventory, reading.request)
         except Refused as e:
             return Entry("refuse", str(e), generation, reading.root, owner, label)

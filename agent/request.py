@@ -2,30 +2,44 @@
 
 Pure: spec bytes and policy in, values out. The environment holds the image's value and then the
 orchestrator's, so the last one wins. Nothing here looks at the host or grants a device by name
-of a path; the planner matches the tokens with the inventory.
+of a path; the planner matches the tokens with the inventory. `agent.sources` says which part of
+the spec counts, `agent.tokens` how devices are called.
 """
 
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from agent import sources
 from agent import spec as oci
 from agent.errors import RequestError, one_line
+from agent.features import OPT_OUT, Feature, OptOut, parse_features, parse_opt_out
+from agent.requirement import LEGACY, Requirement, read_requirements
+from agent.sources import REQUIRE_CUDA, Asker, Found, is_legacy
+from agent.tokens import DEVICES, items, normal_bus_id, parse_devices
 
 if TYPE_CHECKING:  # policy needs Capability from here
     from agent.policy import Policy
 
-DEVICES_LIMIT = 1024
-"""Different device tokens of one request; no host has as many GPUs and MIG devices."""
+__all__ = [
+    "DEFAULT_CAPABILITIES",
+    "Capability",
+    "Reading",
+    "Request",
+    "ask",
+    "implied",
+    "normal_bus_id",
+    "parse_capabilities",
+    "parse_devices",
+    "read_spec",
+]
 
-DEVICES = "NVIDIA_VISIBLE_DEVICES"
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
-LEGACY = "CUDA_VERSION"
-REQUIRE_CUDA = "NVIDIA_REQUIRE_CUDA"
+POD_NAMESPACE = "io.kubernetes.cri.sandbox-namespace"
+"""The annotation in which CRI, after all others, writes the pod's namespace."""
 
 
 class Capability(enum.StrEnum):
@@ -47,19 +61,6 @@ _IMPLIED = {
     Capability.DISPLAY: Capability.GRAPHICS,
 }
 
-_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_INDEX = re.compile(r"[0-9]{1,5}", re.ASCII)
-_GPU_AND_MIG = re.compile(r"([0-9]{1,5}):([0-9]{1,5})", re.ASCII)
-_GPU_UUID = re.compile(rf"gpu-({_UUID})", re.ASCII)
-_MIG_UUID = re.compile(rf"mig-({_UUID})", re.ASCII)
-_MIG_OLD = re.compile(rf"mig-gpu-({_UUID})/([0-9]{{1,5}})/([0-9]{{1,5}})", re.ASCII)
-_BUS_ID = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.ASCII)
-
-_TOKEN_FORMS = (
-    "all, none, void, or a comma list of index, GPU-<uuid>, PCI bus id, "
-    "MIG-<uuid>, MIG-GPU-<uuid>/<gi>/<ci>, <gpu>:<mig>"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -67,13 +68,16 @@ class Request:
 
     `devices` are tokens in the order asked, without duplicates and in one spelling: `all`, an
     index, a UUID, a bus id, a MIG form; empty means driver files and control nodes only
-    (`none`). `capabilities` are sorted. `source` says which input asked
-    (`NVIDIA_VISIBLE_DEVICES`) and does not tell two requests apart.
+    (`none`). `capabilities`, `features`, IMEX `channels` and `opt_out` are sorted. `source` says
+    which input asked (`NVIDIA_VISIBLE_DEVICES`) and does not tell two requests apart.
     """
 
     devices: tuple[str, ...]
     capabilities: tuple[Capability, ...]
     source: str = field(compare=False)
+    features: tuple[Feature, ...] = ()
+    channels: tuple[int, ...] = ()
+    opt_out: tuple[OptOut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,28 +85,35 @@ class Reading:
     """One spec, read. `why` is a sentence for `agentctl explain`.
 
     `root` is root.path as written in the spec; `owner` is the host (uid, gid) of the
-    container's root user, (0, 0) without a user namespace; `namespace` details come from the
-    containerd record, not from here.
+    container's root user, (0, 0) without a user namespace; `requirements` are to be checked
+    before a plan is handed out (`agent.planner.check`), and are no part of it.
     """
 
     root: str
     owner: tuple[int, int]
     request: Request | None
     why: str
+    requirements: tuple[Requirement, ...] = ()
 
 
-def read_spec(spec: bytes, policy: Policy) -> Reading:
-    """Read one OCI runtime spec (JSON).
+def read_spec(spec: bytes, policy: Policy, namespace: str | None = None) -> Reading:
+    """Read one OCI runtime spec (JSON) of a container in this containerd namespace.
 
-    Raises RequestError for what cannot be understood and RequestDenied for what the policy
-    does not let this container have.
+    `namespace` None means that it is not known. Raises RequestError for what cannot be
+    understood and RequestDenied for what the policy does not let this container have.
     """
     document = oci.parse(spec)
     env = oci.environment(document)
-    request, why = _request(env, policy, privileged=oci.privileged(document))
-    root = oci.root(document, required=request is not None)
-    owner = oci.owner(document, required=request is not None)
-    return Reading(root, owner, request, one_line(why))
+    asker = _asker(document, policy, namespace)
+    found = sources.find(document, env, policy, asker)
+    root = oci.root(document, required=found.devices is not None)
+    owner = oci.owner(document, required=found.devices is not None)
+    if found.devices is None:
+        return Reading(root, owner, None, one_line(f"not a GPU container: {found.why}"))
+    request = _request(found.devices, found, env, policy, privileged=asker.privileged)
+    request = replace(request, opt_out=_opt_out(document, policy))
+    checked = () if policy.disable_require else read_requirements(env, legacy=is_legacy(env))
+    return Reading(root, owner, request, one_line(_sentence(request)), checked)
 
 
 def ask(devices: str, capabilities: str | None, policy: Policy, source: str) -> Request | None:
@@ -113,53 +124,8 @@ def ask(devices: str, capabilities: str | None, policy: Policy, source: str) -> 
     tokens = parse_devices(devices)
     if tokens is None:
         return None
-    return Request(tokens, parse_capabilities(capabilities, policy), source)
-
-
-def parse_devices(value: str) -> tuple[str, ...] | None:
-    """NVIDIA_VISIBLE_DEVICES as tokens in one spelling; None: no request, (): no GPU.
-
-    Raises RequestError for a token of no known form; whether the GPU exists is not known here.
-    """
-    items = _items(value)
-    plain = [item.lower() for item in items]
-    if not items or "void" in plain:
-        return None
-    for word in plain:
-        if word in ("all", "none"):
-            return ("all",) if word == "all" else ()
-    tokens = tuple(dict.fromkeys(normal_token(item) for item in items))
-    if len(tokens) > DEVICES_LIMIT:
-        raise RequestError(DEVICES, f"{len(tokens)} devices", f"at most {DEVICES_LIMIT}")
-    return tokens
-
-
-def normal_token(token: str) -> str:
-    """One device token in its one spelling (lower-case hex, no leading zeros).
-
-    Raises RequestError for a token of no known form.
-    """
-    low = token.lower()
-    if _INDEX.fullmatch(low):
-        return str(int(low))
-    if m := _GPU_AND_MIG.fullmatch(low):
-        return f"{int(m[1])}:{int(m[2])}"
-    if m := _GPU_UUID.fullmatch(low):
-        return f"GPU-{m[1]}"
-    if m := _MIG_UUID.fullmatch(low):
-        return f"MIG-{m[1]}"
-    if m := _MIG_OLD.fullmatch(low):
-        return f"MIG-GPU-{m[1]}/{int(m[2])}/{int(m[3])}"
-    if _BUS_ID.fullmatch(low):
-        return normal_bus_id(low)
-    raise RequestError(DEVICES, token, _TOKEN_FORMS)
-
-
-def normal_bus_id(text: str) -> str:
-    """A PCI address with a domain of four or more digits (`0000:3b:00.0`); else unchanged."""
-    if m := _BUS_ID.fullmatch(text.lower()):
-        return f"{int(m[1], 16):04x}:{m[2]}:{m[3]}.{m[4]}"
-    return text
+    words = parse_capabilities(capabilities, policy)
+    return Request(tokens, words, source, opt_out=policy.opt_out)
 
 
 def parse_capabilities(value: str | None, policy: Policy) -> tuple[Capability, ...]:
@@ -167,7 +133,7 @@ def parse_capabilities(value: str | None, policy: Policy) -> tuple[Capability, .
 
     Raises RequestError for a word that is no capability, RequestDenied for one above the bound.
     """
-    words = _items(value or "")
+    words = items(value or "", CAPABILITIES)
     if not words:
         return policy.bounded(DEFAULT_CAPABILITIES)
     known = {str(c): c for c in Capability}
@@ -188,34 +154,51 @@ def implied(capabilities: Iterable[Capability]) -> tuple[Capability, ...]:
     return tuple(sorted(asked | {_IMPLIED[c] for c in asked if c in _IMPLIED}))
 
 
+def _asker(document: oci.Document, policy: Policy, namespace: str | None) -> Asker:
+    pod = oci.annotation_map(document).get(POD_NAMESPACE) if policy.env_pod_namespaces else None
+    return Asker(oci.privileged(document), namespace, pod)
+
+
 def _request(
-    env: Mapping[str, str], policy: Policy, *, privileged: bool
-) -> tuple[Request | None, str]:
-    legacy = bool(env.get(LEGACY)) and not env.get(REQUIRE_CUDA)
-    value = env.get(DEVICES)
-    if value is None and not legacy:
-        return None, f"not a GPU container: {DEVICES} is not set"
-    source = LEGACY if value is None else DEVICES
-    if (objection := policy.objection_to_env(privileged=privileged)) is not None:
-        return None, f"not a GPU container: {source} is ignored: {objection}"
+    devices: tuple[str, ...],
+    found: Found,
+    env: Mapping[str, str],
+    policy: Policy,
+    *,
+    privileged: bool,
+) -> Request:
     # Images from before the requirement variables expect everything unless they say otherwise.
-    capabilities = env.get(CAPABILITIES, "all" if legacy else None)
-    request = ask("all" if value is None else value, capabilities, policy, source)
-    if request is None:
-        return None, f"not a GPU container: {DEVICES} is empty or contains void"
-    return request, _sentence(request)
+    words = env.get(CAPABILITIES, "all" if is_legacy(env) else None)
+    return Request(
+        devices,
+        parse_capabilities(words, policy),
+        found.source,
+        parse_features(env, devices, privileged=privileged) if found.env_counts else (),
+        () if policy.ignore_imex_channels else found.channels,
+    )
+
+
+def _opt_out(document: oci.Document, policy: Policy) -> tuple[OptOut, ...]:
+    """The node's opt-outs, and the container's own where policy takes its annotation."""
+    if not policy.allows_annotation(OPT_OUT):
+        return policy.opt_out
+    own = parse_opt_out(oci.annotation_map(document).get(OPT_OUT, ""))
+    return tuple(sorted({*policy.opt_out, *own}))
 
 
 def _sentence(request: Request) -> str:
     what = ", ".join(request.devices) or "driver files without a GPU"
     how = ", ".join(request.capabilities) or "none"
+    lists = (
+        ("features", request.features),
+        ("IMEX channels", request.channels),
+        ("without", request.opt_out),
+    )
+    more = "".join(f"; {name}: {', '.join(map(str, of))}" for name, of in lists if of)
     if request.source == LEGACY:
         return (
             f"legacy image: {LEGACY} is set, {REQUIRE_CUDA} and {DEVICES} are not: "
-            f"{what}; capabilities: {how}"
+            f"{what}; capabilities: {how}{more}"
         )
-    return f"{request.source} asks for {what}; capabilities: {how}"
-
-
-def _items(value: str) -> list[str]:
-    return [item for part in value.split(",") if (item := part.strip())]
+    verb = "ask" if request.source in ("annotations", "mounts") else "asks"
+    return f"{request.source} {verb} for {what}; capabilities: {how}{more}"

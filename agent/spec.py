@@ -48,6 +48,27 @@ def environment(document: Document) -> dict[str, str]:
     return env
 
 
+def annotation_map(document: Document) -> dict[str, str]:
+    """The annotations; runtimes accept none but strings."""
+    found: dict[str, str] = {}
+    for key, value in _table(document.get("annotations"), "annotations").items():
+        if not isinstance(value, str):
+            raise RequestError("annotations", type(value).__name__, "strings")
+        found[key] = value
+    return found
+
+
+def mounts(document: Document) -> list[tuple[str, str]]:
+    """(source, destination) of each mount that has both; what is no string is no mount here."""
+    found = []
+    for item in _list(document.get("mounts"), "mounts"):
+        mount = _table(item, "mounts")
+        source, destination = mount.get("source"), mount.get("destination")
+        if isinstance(source, str) and isinstance(destination, str):
+            found.append((source, destination))
+    return found
+
+
 def _has_user_namespace(linux: Document) -> bool:
     spaces = _list(linux.get("namespaces"), "linux.namespaces")
     return any(isinstance(space, dict) and space.get("type") == "user" for space in spaces)

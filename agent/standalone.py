@@ -16,13 +16,14 @@ from pathlib import Path
 import anyio
 
 from agent.config import Config, parse
-from agent.errors import AgentError, ConfigError, UnknownGpu
+from agent.errors import AgentError, ConfigError, UnknownGpu, Unsatisfied
 from agent.host import proc_paths, read_inventory
 from agent.inventory import Inventory
 from agent.plan import Entry, Plan, digest, encode, encode_entry
-from agent.planner import plan
+from agent.planner import check, plan
 from agent.policy import policy_of
 from agent.request import Reading, Request, read_spec
+from agent.requirement import Requirement
 
 CONFIG = "/etc/gpu-agent/config.toml"
 LABEL = "standalone"
@@ -37,7 +38,7 @@ def answer(spec: bytes, config: Config) -> tuple[Entry, Plan | None]:
     if reading.request is None:
         return Entry("none", "", "", reading.root, reading.owner, LABEL), None
     try:
-        made = _plan(reading.request, config)
+        made = _plan(reading.request, reading.requirements, config)
     except AgentError as e:
         return Entry("refuse", str(e), "", reading.root, reading.owner, LABEL), None
     return _planned(reading, made), made
@@ -71,16 +72,23 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _plan(request: Request, config: Config) -> Plan:
-    paths = proc_paths(config.host)
+def _plan(request: Request, required: tuple[Requirement, ...], config: Config) -> Plan:
     # `0:1` counts as NVML does, which procfs can only guess.
     if not any(":" in token and "." not in token for token in request.devices):
         try:
-            return plan(_inventory(config, nvml=False), request, paths)
-        except UnknownGpu:
+            return _checked(request, required, config, nvml=False)
+        except (UnknownGpu, Unsatisfied):  # brand and arch are known to NVML alone
             if not config.host.nvml:
                 raise
-    return plan(_inventory(config, nvml=True), request, paths)
+    return _checked(request, required, config, nvml=True)
+
+
+def _checked(
+    request: Request, required: tuple[Requirement, ...], config: Config, *, nvml: bool
+) -> Plan:
+    inventory = _inventory(config, nvml=nvml)
+    check(inventory, request, required)
+    return plan(inventory, request, proc_paths(config.host))
 
 
 def _inventory(config: Config, *, nvml: bool) -> Inventory:

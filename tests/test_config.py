@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import get_args
 
 import pytest
 
 from agent import config
 from agent.config import Config, ContainerdSettings
 from agent.errors import ConfigError
+from agent.features import OptOut
 from agent.policy import EnvRequests, Policy, policy_of
 from agent.request import Capability
 
@@ -32,6 +34,14 @@ address = "/run/k3s/containerd/containerd.sock"
 [policy]
 env_requests = "privileged"
 supported_capabilities = ["utility", "compute"]
+env_containerd_namespaces = ["k8s.io", "moby"]
+env_pod_namespaces = ["ml"]
+swarm_resources = ["DOCKER_RESOURCE_GPU", "DOCKER_RESOURCE_NVIDIA-GPU"]
+accept_volume_mounts = true
+annotation_prefixes = ["cdi.k8s.io/", "gpu-agent/opt-out"]
+disable_require = true
+ignore_imex_channels = true
+opt_out = ["sockets", "firmware"]
 [hook]
 runtime = "/usr/sbin/runc"
 python = "/usr/bin/python3.12"
@@ -85,13 +95,23 @@ def test_every_key_is_read() -> None:
         "/run/k3s/containerd/containerd.sock",
     ]
     assert policy_of(parsed.policy) == Policy(
-        EnvRequests.PRIVILEGED, (Capability.COMPUTE, Capability.UTILITY)
+        EnvRequests.PRIVILEGED,
+        (Capability.COMPUTE, Capability.UTILITY),
+        env_containerd_namespaces=("k8s.io", "moby"),
+        env_pod_namespaces=("ml",),
+        swarm_resources=("DOCKER_RESOURCE_GPU", "DOCKER_RESOURCE_NVIDIA-GPU"),
+        accept_volume_mounts=True,
+        annotation_prefixes=("cdi.k8s.io/", "gpu-agent/opt-out"),
+        disable_require=True,
+        ignore_imex_channels=True,
+        opt_out=(OptOut.FIRMWARE, OptOut.SOCKETS),
     )
 
 
-def test_capability_names_are_the_enum() -> None:
-    """The names the file may use are exactly the capabilities a request may have."""
+def test_names_are_those_of_the_enums() -> None:
+    """The names the file may use are exactly the capabilities and opt-outs that there are."""
     assert set(config.ALL_CAPABILITIES) == {str(c) for c in Capability}
+    assert set(get_args(config.OptOutName)) == {str(o) for o in OptOut}
 
 
 @pytest.mark.parametrize(
@@ -128,6 +148,34 @@ def test_capability_names_are_the_enum() -> None:
             '[policy]\nsupported_capabilities = ["gpu"]',
             "policy.supported_capabilities[0] = 'gpu': expected 'compat32', 'compute'",
         ),
+        (
+            '[policy]\nenv_requests = "privileged"\nenv_pod_namespaces = ["a/b"]',
+            "policy.env_pod_namespaces[0] = 'a/b': expected a namespace's name",
+        ),
+        (
+            '[policy]\nenv_requests = "privileged"\nenv_pod_namespaces = ["a", "a"]',
+            "policy.env_pod_namespaces[1] = 'a': expected each value once",
+        ),
+        (
+            '[policy]\nenv_pod_namespaces = ["ml"]',
+            "policy.env_pod_namespaces = ['ml']: expected only with env_requests = 'privileged'",
+        ),
+        (
+            '[policy]\nenv_containerd_namespaces = ["moby"]\nenv_requests = "all"',
+            "policy.env_containerd_namespaces = ['moby']: expected only with",
+        ),
+        (
+            '[policy]\nswarm_resources = ["GPU"]',
+            "policy.swarm_resources[0] = 'GPU': expected a variable's name of 4 to 128 characters",
+        ),
+        ('[policy]\nswarm_resources = ["A=B_C"]', "[0] = 'A=B_C': expected a variable's name"),
+        ('[policy]\nswarm_resources = "GPUS"', "policy.swarm_resources = 'GPUS': expected a list"),
+        ("[policy]\nswarm_resources = [5]", "policy.swarm_resources[0] = 5: expected a string"),
+        ('[policy]\nannotation_prefixes = [""]', "[0] = '': expected an annotation's domain"),
+        ('[policy]\nannotation_prefixes = ["cdi"]', "[0] = 'cdi': expected an annotation's domain"),
+        ('[policy]\nannotation_prefixes = ["/x"]', "[0] = '/x': expected an annotation's domain"),
+        ('[policy]\nopt_out = ["mask"]', "policy.opt_out[0] = 'mask': expected 'application_pr"),
+        ("[policy]\ndisable_require = 1", "policy.disable_require = 1: expected true or false"),
         ("[hook]\ntimeout_s = 1.5", "hook.timeout_s = 1.5: expected a whole number"),
         ("[hook]\ntimeout_s = true", "hook.timeout_s = True: expected a whole number"),
         ("[hook]\ntimeout_s = 0", "hook.timeout_s = 0: expected greater than or equal to 1"),

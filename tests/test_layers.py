@@ -28,6 +28,10 @@ LAYERS = {
     "agent.spec": 2,
     "agent.request": 2,
     "agent.requirement": 2,
+    "agent.tokens": 2,
+    "agent.features": 2,
+    "agent.featurenodes": 2,
+    "agent.sources": 2,
     "agent.policy": 2,
     "agent.plan": 2,
     "agent.report": 2,
@@ -57,7 +61,7 @@ PURE = frozenset(
     for name in (
         *("errors", "config", "catalog", "facts.values", "inventory", "gpujoin", "spec"),
         *("request", "requirement", "policy", "plan", "report", "replays", "planner"),
-        *("containerd.values",),
+        *("tokens", "features", "featurenodes", "sources", "containerd.values"),
     )
 )
 IO = frozenset(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent import request as reading
 from agent import spec as oci
+from agent import tokens
 from agent.errors import AgentError, RequestDenied, RequestError
 from agent.policy import EnvRequests, Policy
 from agent.request import Capability, Reading, Request, implied, parse_devices, read_spec
@@ -97,7 +97,7 @@ def test_unset_is_no_request() -> None:
     [
         *("gpu0", "-1", "1.0", "0-3", "0;1", "999999", "GPU-", f"GPU-{UUID[:-1]}", "GPU-1111"),
         *(f"GPU-{UUID}x", f"MIG-{UUID}/1/0", f"MIG-GPU-{UUID}", f"MIG-GPU-{UUID}/1", "0:", ":1"),
-        *("0:1:2", "3b:00.0", "0000:3b:00.8", "/dev/nvidia0", "nvidia.com/gpu=0", "\u0661", "0 1"),
+        *("0:1:2", "3b:00.0", "0000:3b:00.8", "/dev/nvidia0", "nvidia.com/net=0", "\u0661", "0 1"),
         *("0\n1", "../0"),
     ],
 )
@@ -106,12 +106,12 @@ def test_bad_device_token(value: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse_devices(f"0,{value}")
     assert str(caught.value).startswith("request: NVIDIA_VISIBLE_DEVICES=")
-    assert "GPU-<uuid>" in str(caught.value)
+    assert "GPU-<uuid>" in str(caught.value) or "nvidia.com/gpu" in str(caught.value)
 
 
 def test_too_many_devices() -> None:
     """A list that no host could satisfy is refused before anybody plans for it."""
-    many = ",".join(str(n) for n in range(reading.DEVICES_LIMIT + 1))
+    many = ",".join(str(n) for n in range(tokens.DEVICES_LIMIT + 1))
     with pytest.raises(RequestError, match="at most 1024"):
         parse_devices(many)
 

@@ -31,13 +31,15 @@ _CRI = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 class Node:
     """The settings of this node that its runtimes must know.
 
-    `config` is the agent's config file, None for the default one.
+    `config` is the agent's config file, None for the default one; `words` are the variables
+    besides our own that make a container ask for a GPU.
     """
 
     run_dir: str
     hook: HookSettings
     agent_python: str
     config: str | None = None
+    words: tuple[str, ...] = ()
 
 
 def read_node(path: str | None, default: str, *, run_dir: str | None = None) -> Node:
@@ -60,6 +62,7 @@ def read_node(path: str | None, default: str, *, run_dir: str | None = None) -> 
         agent_python=settings.hook.agent_python or sys.executable,
         # Absolute: the hook runs in whatever directory the runtime is.
         config=None if path in (None, "-") else os.path.abspath(source),
+        words=settings.policy.swarm_resources,
     )
 
 
@@ -70,6 +73,7 @@ def hook_entry(node: Node) -> dict[str, object]:
     if node.config is not None:
         # For the standalone planner, which must find the same host as the agent.
         args.append(f"--config={node.config}")
+    args += [f"--word={word}" for word in node.words]
     return {
         "path": hook.python,
         "args": args,
