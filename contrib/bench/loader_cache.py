@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import select
 import shutil
 import subprocess
 import time
@@ -24,6 +23,7 @@ from pathlib import Path
 import click
 
 from agent.plan import BindFile, CacheEntry, Place, Plan
+from contrib.bench.process import run_ms
 from contrib.bench.report import (
     PYTHON,
     Budget,
@@ -138,23 +138,6 @@ def ways(root: Root, fresh: Path) -> Ways:
         MERGE: lambda: _merge_ms(root),
         "ours, fresh": lambda: _fresh_ms(root, fresh),
     }
-
-
-def run_ms(*command: str) -> float:
-    """Milliseconds of a program from its start to its end. Raises CalledProcessError."""
-    start = time.perf_counter()
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    # Popen.wait with a timeout would poll with growing sleeps.
-    ended = os.pidfd_open(process.pid)
-    try:
-        select.select([ended], [], [])
-        took = (time.perf_counter() - start) * 1000
-    finally:
-        os.close(ended)
-        process.wait()
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command)
-    return took
 
 
 def _merge_ms(root: Root) -> float:

@@ -12,9 +12,10 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from contrib.simhost import toolchain
 from contrib.simhost.toolchain import Identity
@@ -130,7 +131,7 @@ def _config(home: Path, mode: str) -> Path:
     return path
 
 
-def apply_edits(spec: Json, edits: Mapping[str, Sequence[Json]]) -> None:
+def apply_edits(spec: Json, edits: Mapping[str, Any]) -> None:
     """Put CDI's container edits into an OCI spec, as CDI says. Raises OSError for a lost node."""
     spec["process"]["env"] += list(edits.get("env", ()))
     for mount in edits.get("mounts", ()):
