@@ -6,7 +6,7 @@ Pure: whoever reads the hook's records makes ReplayRecords of them.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -41,7 +41,9 @@ class ReplaySummary:
 
     `count` is all of them, `none` those that had nothing to do, `failures` those that refused.
     The times are of the others only: replays that gave a container its GPU. `phases` are
-    medians (name, ms), in the order in which a replay goes through them.
+    medians and `phases_p99` 99th percentiles (name, ms), in the order in which a replay goes
+    through them. `slowest` names the container that took longest, and the phase that lies
+    furthest above its median there.
     """
 
     count: int
@@ -54,6 +56,8 @@ class ReplaySummary:
     median_ms: float | None
     p99_ms: float | None
     phases: tuple[tuple[str, float], ...]
+    phases_p99: tuple[tuple[str, float], ...]
+    slowest: str | None
 
 
 def summarise(records: Iterable[ReplayRecord]) -> ReplaySummary:
@@ -76,8 +80,22 @@ def summarise(records: Iterable[ReplayRecord]) -> ReplaySummary:
         last_failure=f"{failed[-1].label}: {failed[-1].error}" if failed else None,
         median_ms=quantile(totals, 0.5),
         p99_ms=quantile(totals, 0.99),
-        phases=tuple((n, quantile(v, 0.5) or 0.0) for n, v in by_phase.items()),
+        phases=_each(by_phase, 0.5),
+        phases_p99=_each(by_phase, 0.99),
+        slowest=_slowest(timed, dict(_each(by_phase, 0.5))),
     )
+
+
+def _each(by_phase: Mapping[str, Sequence[float]], q: float) -> tuple[tuple[str, float], ...]:
+    return tuple((name, quantile(values, q) or 0.0) for name, values in by_phase.items())
+
+
+def _slowest(timed: Sequence[ReplayRecord], medians: Mapping[str, float]) -> str | None:
+    if not timed:
+        return None
+    record = max(timed, key=lambda r: r.total_ms)
+    name, ms = max(record.phases, key=lambda p: p[1] - medians[p[0]], default=("nothing", 0.0))
+    return f"{record.label}: {record.total_ms:.1f} ms, of it {name} {ms:.1f} ms"
 
 
 def quantile(values: Sequence[float], q: float) -> float | None:

@@ -48,13 +48,26 @@ def test_summary_counts_and_times() -> None:
     assert summary.last_failure == "default/c6: no agent"
     assert (summary.median_ms, summary.p99_ms) == (12.0, 40.0)
     assert summary.phases == (("mount", 5.0),)
+    assert summary.phases_p99 == (("mount", 6.0),)
+
+
+def test_summary_names_the_slowest_and_what_made_it_slow() -> None:
+    """Not its longest phase, which may be long in every replay, but the one that stands out."""
+    phases = [(("interpreter", 8.0), ("mounts", 1.0))] * 3 + [
+        (("interpreter", 9.0), ("mounts", 7.0))
+    ]
+    summary = summarise(
+        ReplayRecord(f"default/c{n}", True, ReplayPath.STAGED, sum(ms for _, ms in p), p, None, n)
+        for n, p in enumerate(phases)
+    )
+    assert summary.slowest == "default/c3: 16.0 ms, of it mounts 7.0 ms"
 
 
 def test_summary_of_nothing() -> None:
     """An agent that has seen no replay has no times, not zero."""
     summary = summarise([])
     assert (summary.count, summary.median_ms, summary.p99_ms) == (0, None, None)
-    assert (summary.last_failure, summary.phases) == (None, ())
+    assert (summary.last_failure, summary.phases, summary.slowest) == (None, (), None)
 
 
 @given(st.permutations([record(p, float(i), i) for i, p in enumerate(ReplayPath)]))

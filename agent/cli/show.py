@@ -167,7 +167,9 @@ def _show_replays(replays: pb.ReplaySummary) -> None:
     _line("replays", f"{replays.count}: {counts}; {replays.failures} failed")
     if replays.HasField("median_ms"):
         _line("times", f"median {replays.median_ms:.1f} ms, p99 {replays.p99_ms:.1f} ms")
-        _line("phases", _phases(replays.phases))
+        _line("phases", f"median {_phases(replays.phases)}")
+        _line("", f"p99 {_phases(replays.phases_p99)}")
+        _line("slowest", replays.slowest)
     if replays.HasField("last_failure"):
         _line("last failure", replays.last_failure)
 

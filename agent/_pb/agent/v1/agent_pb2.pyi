@@ -174,7 +174,7 @@ class ReplayRecord(_message.Message):
     def __init__(self, label: _Optional[str] = ..., ok: _Optional[bool] = ..., path: _Optional[str] = ..., total_ms: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., error: _Optional[str] = ..., at: _Optional[float] = ...) -> None: ...
 
 class ReplaySummary(_message.Message):
-    __slots__ = ("count", "staged", "asked", "standalone", "none", "failures", "last_failure", "median_ms", "p99_ms", "phases")
+    __slots__ = ("count", "staged", "asked", "standalone", "none", "failures", "last_failure", "median_ms", "p99_ms", "phases", "phases_p99", "slowest")
     COUNT_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +185,8 @@ class ReplaySummary(_message.Message):
     MEDIAN_MS_FIELD_NUMBER: _ClassVar[int]
     P99_MS_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
+    PHASES_P99_FIELD_NUMBER: _ClassVar[int]
+    SLOWEST_FIELD_NUMBER: _ClassVar[int]
     count: int
     staged: int
     asked: int
@@ -195,7 +197,9 @@ class ReplaySummary(_message.Message):
     median_ms: float
     p99_ms: float
     phases: _containers.RepeatedCompositeFieldContainer[Phase]
-    def __init__(self, count: _Optional[int] = ..., staged: _Optional[int] = ..., asked: _Optional[int] = ..., standalone: _Optional[int] = ..., none: _Optional[int] = ..., failures: _Optional[int] = ..., last_failure: _Optional[str] = ..., median_ms: _Optional[float] = ..., p99_ms: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ...) -> None: ...
+    phases_p99: _containers.RepeatedCompositeFieldContainer[Phase]
+    slowest: str
+    def __init__(self, count: _Optional[int] = ..., staged: _Optional[int] = ..., asked: _Optional[int] = ..., standalone: _Optional[int] = ..., none: _Optional[int] = ..., failures: _Optional[int] = ..., last_failure: _Optional[str] = ..., median_ms: _Optional[float] = ..., p99_ms: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., phases_p99: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., slowest: _Optional[str] = ...) -> None: ...
 
 class ContainersReport(_message.Message):
     __slots__ = ("containers",)
