@@ -36,6 +36,7 @@ LAYERS = {
     "agent.plan": 2,
     "agent.report": 2,
     "agent.replays": 2,
+    "agent.toolkit": 2,
     "agent.containerd.values": 2,
     "agent.planner": 3,
     "agent.tracked": 3,

@@ -146,6 +146,16 @@ def info(config: str, csv: bool) -> None:
     dropin.print_info(config, csv=csv)
 
 
+@agentctl.command("import-config")
+@click.argument("file", default="/etc/nvidia-container-runtime/config.toml")
+@as_json
+def import_config(file: str, as_json: bool) -> None:
+    """Settings from nvidia-container-toolkit's config FILE, and what became of each of its keys."""
+    from agent.cli import toolkit
+
+    toolkit.print_import(file, as_json=as_json)
+
+
 @agentctl.command("runtime-config")
 @click.option(
     "--config-version",
