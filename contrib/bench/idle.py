@@ -33,6 +33,8 @@ from tests.containers.staging import GPU_ENV
 
 SECONDS = 30.0
 WINDOWS = 3
+SETTLE_S = 3.0
+"""How long what went before (the start, the last container) may have its after-effects."""
 KNOWN = 20
 ROUNDS = 20
 CPU_LIMIT, RSS_LIMIT_MIB, STATUS_LIMIT_MS = 0.5, 80.0, 400.0
@@ -70,6 +72,7 @@ def _create(node: LocalNode, ids: Sequence[str]) -> None:
 def window(node: LocalNode, seconds: float) -> tuple[float, float]:
     """CPU in percent of one processor, and resident MiB at its end, over so many seconds."""
     pid = node.answer("status")["pid"]
+    time.sleep(min(SETTLE_S, seconds))
     before, start = usage(pid), time.monotonic()
     time.sleep(seconds)
     after = usage(pid)

@@ -32,6 +32,8 @@ from contrib.bench.bars import Bar, Group, draw
 T = TypeVar("T")
 Command = Callable[..., None]
 PYTHON = "/usr/bin/python3"
+PIPE_WIDTH = 120
+"""Columns where there is no terminal that has some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +160,14 @@ def fields(report: Report) -> dict[str, Any]:
 def as_table(panel: Panel) -> Table:
     """One panel for people."""
     over = [f"x {panel.base}"] if panel.base else []
-    heads = ["", f"median {panel.unit}", "quartiles", "p99", "n", *over, ""]
+    notes = [""] if any(line.note for line in panel.lines) else []
+    heads = ["", f"median {panel.unit}", "quartiles", "p99", "n", *over, *notes]
     table = Table(*heads, title=panel.title, title_justify="left")
     for line in panel.lines:
         s = line.spread
         cells = ["not measured", "", "", ""] if s is None else _cells(s)
-        table.add_row(line.name, *cells, *([_times(line.ratio)] if over else []), line.note)
+        times = [_times(line.ratio)] if over else []
+        table.add_row(line.name, *cells, *times, *([line.note] if notes else []))
     return table
 
 
@@ -199,6 +203,8 @@ def show(report: Report, as_object: bool, svg: Path | None) -> None:
         click.echo(as_json(report))
         return
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_WIDTH)
     for shown in report.panels:
         console.print(as_table(shown))
     for budget in report.budgets:

@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import anyio
@@ -26,6 +25,7 @@ import anyio.to_thread
 import click
 
 from agent.cli.client import Client
+from agent.containerd import methods
 from agent.errors import AgentError
 from contrib.bench.hosts import Shape, write_host
 from contrib.bench.process import Usage, usage
@@ -67,6 +67,8 @@ class Cost:
     ms: float
     cpu_ms: float
     rss_mib: float
+    lists: int
+    """How often agentd asked for the list of containers; once, unless events were dropped."""
 
 
 def spec(number: int, gpus: int) -> bytes:
@@ -111,7 +113,7 @@ async def run_case(work: Path, host: SimHost, case: Case) -> Cost:
                         took = time.perf_counter() - start
                         before = usage(process.pid)
                         if not case.events:
-                            return Cost(took * 1000, before.cpu_s * 1000, before.rss_mib)
+                            return Cost(took * 1000, before.cpu_s * 1000, before.rss_mib, 1)
                         return await _burst(work, fake, case, process.pid, before)
                 except TimeoutError as e:
                     last = (work / "log").read_text(errors="replace").splitlines()[-1:]
@@ -129,7 +131,8 @@ async def _burst(work: Path, fake: FakeContainerd, case: Case, pid: int, before:
     status = await anyio.to_thread.run_sync(Client(str(work / "run")).status)
     if status.containers != case.known + case.containers:
         raise TimeoutError(f"agentd: knows {status.containers} containers after the burst")
-    return Cost(took * 1000, (after.cpu_s - before.cpu_s) * 1000, after.rss_mib)
+    lists = fake.asked.count(methods.LIST_CONTAINERS.name)
+    return Cost(took * 1000, (after.cpu_s - before.cpu_s) * 1000, after.rss_mib, lists)
 
 
 async def _until_staged(run_dir: Path, count: int) -> None:
@@ -143,7 +146,7 @@ def _staged(run_dir: Path) -> int:
     return sum(not name.startswith(".") for name in os.listdir(run_dir / "staged"))
 
 
-def measure(cases: Sequence[tuple[str, str, Case]], rounds: int) -> Report:
+async def measure(cases: Sequence[tuple[str, str, Case]], rounds: int) -> Report:
     """All cases, in each round one after the other; a case is (panel, name, what)."""
     costs: dict[str, dict[str, list[Cost]]] = {}
     with work_dir() as work:
@@ -152,13 +155,21 @@ def measure(cases: Sequence[tuple[str, str, Case]], rounds: int) -> Report:
             for number, (where, name, case) in enumerate(progress(list(cases) * rounds, "agentd")):
                 home = work / f"run{number}"
                 home.mkdir(mode=0o755)
-                cost = anyio.run(partial(run_case, home, hosts[case.shape], case))
+                cost = await run_case(home, hosts[case.shape], case)
                 costs.setdefault(where, {}).setdefault(name, []).append(cost)
         finally:
             for host in hosts.values():
                 tree.remove(host.root)
     panels = tuple(p for where, found in costs.items() for p in _panels(where, found))
-    return Report("How does the agent grow?", panels)
+    remarks = tuple(_listed(costs))
+    return Report("How does the agent grow?", panels, remarks=remarks)
+
+
+def _listed(costs: dict[str, dict[str, list[Cost]]]) -> Iterator[str]:
+    for found in costs.values():
+        for name, made in found.items():
+            if (most := max(cost.lists for cost in made)) > 1:
+                yield f"{name}: events were dropped, and the containers listed {most} times"
 
 
 def _build_hosts(work: Path, shapes: set[Shape]) -> dict[Shape, SimHost]:
@@ -201,7 +212,7 @@ def main(
     """Start agentd with many containers, let events rain, and give it more GPUs."""
     missing = missing_tools() or ("" if os.getuid() == 0 else "device nodes need root")
     with edge(missing, TimeoutError, AgentError):
-        report = measure(cases(sorted(known), sorted(events), SHAPES), rounds)
+        report = anyio.run(measure, cases(sorted(known), sorted(events), SHAPES), rounds)
     show(report, as_object, svg)
 
 
