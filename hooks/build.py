@@ -30,6 +30,7 @@ REPLAY_MODULES = (
     "cfunction",
     "syscalls",
     "rootfs",
+    "walk",
     "stagedir",
     "slowpath",
     "ldcache_table",

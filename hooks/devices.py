@@ -33,7 +33,8 @@ class Cgroup:
 
     def __init__(self, process_fd: int) -> None:
         relative = _paths(process_fd)
-        if b"devices" in relative:
+        # The kernel lists a v1 hierarchy mounted anywhere; a runtime goes by what it sees here.
+        if b"devices" in relative and not _unified():
             self.version = 1
             self._fd = _open_below(
                 (b"/sys/fs/cgroup/devices",), relative[b"devices"], syscalls.CGROUP_SUPER_MAGIC
@@ -192,6 +193,16 @@ def _open_below(roots: tuple[bytes, ...], path: bytes, magic: int) -> int:
                 return fd
             posix.close(fd)
     raise OSError(errno.ENOENT, "no mounted device cgroup", path)
+
+
+def _unified() -> bool:
+    """Whether the v2 tree is mounted alone in the usual place."""
+    fd = _open_directory(b"/sys/fs/cgroup")
+    if fd is None:
+        return False
+    magic = syscalls.fs_magic(fd)
+    posix.close(fd)
+    return magic == syscalls.CGROUP2_SUPER_MAGIC
 
 
 def _open_directory(path: bytes) -> int | None:

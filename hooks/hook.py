@@ -62,7 +62,14 @@ class Start:
             self._replay(found)
         except Changed as change:
             self.why = str(change)
+            self._replay_again()
+
+    def _replay_again(self) -> None:
+        """The host moved on: replay a plan made now; what changes meanwhile refuses."""
+        try:
             self._replay(self._slow(b"stale"))
+        except Changed as change:
+            raise Refused(str(change)) from None
 
     def _find(self) -> "Found":
         if self._stage is None:
@@ -88,6 +95,8 @@ class Start:
                 raise Unanswered("no run directory")
             answer = slowpath.ask(self._options.run_dir, self._spec, reason)
             verdict, _, detail = answer.partition(b" ")
+            if verdict == b"unable":
+                raise Unanswered(_text(detail) or "the agent is unable to plan")
             if verdict != b"staged":
                 raise Refused(_text(detail) or "the agent's answer cannot be understood")
             return self._stage.find(_text(detail))
@@ -105,7 +114,7 @@ class Start:
             entry, plan = slowpath.standalone(
                 self._options.python, self._options.arguments, self._spec
             )
-            return planfile.parse_entry(entry), planfile.parse_plan(plan) if plan else None
+            return _answered(planfile.parse_entry(entry), plan)
         except (Unanswered, ValueError) as error:
             raise Refused(f"no plan: {self.why.strip('; ')}; {error}") from None
         finally:
@@ -164,6 +173,15 @@ class Options:
                 self.arguments.append(argument)
 
 
+def _answered(entry: "Entry", plan: bytes) -> "Found":
+    """The standalone planner's answer. Raises ValueError where its two halves disagree."""
+    from hooks import planfile
+
+    if (entry.verdict == b"plan") != bool(plan):
+        raise ValueError("standalone planner: verdict and plan do not fit together")
+    return entry, planfile.parse_plan(plan) if plan else None
+
+
 def _expect(plan: "Plan") -> None:
     """The loaded driver module must still be the one that the plan was made for."""
     try:
@@ -202,8 +220,9 @@ def main(arguments: list[str]) -> int:
     if start is not None:
         start.record(error)
     if error:
-        line = f"gpu-agent: {_clean(error)}".encode("utf-8", "replace")
-        posix.write(2, line[:LINE_LIMIT] + b"\n")
+        line = f"gpu-agent: {_clean(error)}".encode("utf-8", "replace")[:LINE_LIMIT]
+        # Half a character would make the runtime's error unfit for gRPC, which then shows none.
+        posix.write(2, line.decode("utf-8", "ignore").encode() + b"\n")
     return 1 if error else 0
 
 

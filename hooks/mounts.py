@@ -82,9 +82,8 @@ class Detached:
 
     def undo(self) -> None:
         """Take the mounts away again, newest first."""
-        for fd in reversed(self._attached):
-            # The descriptor of a detached mount is its root, also after it was attached.
-            syscalls.umount(b"/proc/self/fd/%d" % fd)
+        # The descriptor of a detached mount is its root, also after it was attached.
+        _take_away([b"/proc/self/fd/%d" % fd for fd in self._attached])
         self._attached.clear()
 
 
@@ -164,8 +163,7 @@ class Classic:
 
     def undo(self) -> None:
         """Take the mounts away again, newest first."""
-        for path in reversed(self._attached):
-            syscalls.umount(path)
+        _take_away(self._attached)
         self._attached.clear()
 
     def _reach(self, source: Source) -> int:
@@ -199,6 +197,15 @@ def mounter() -> "Detached | Classic":
         # EBADF: the call exists (Linux 5.12), and with it all that `Detached` needs.
         return Detached() if error.errno == errno.EBADF else Classic()
     raise AssertionError("mount_setattr accepted descriptor -1")
+
+
+def _take_away(mounts: list[bytes]) -> None:
+    for path in reversed(mounts):
+        try:
+            syscalls.umount(path)
+        except OSError:
+            # The start is refused already; its message must not be lost for a leftover.
+            continue
 
 
 def _text(path: bytes) -> str:

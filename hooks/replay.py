@@ -14,7 +14,7 @@ from hooks.devices import Cgroup
 from hooks.errors import Changed, Refused
 from hooks.mounts import KINDS, Source, Tmpfs, mounter
 from hooks.planfile import Fields, Plan
-from hooks.rootfs import S_IFCHR, S_IFDIR, S_IFMT, S_IFREG, Root, Target, layout
+from hooks.rootfs import S_IFCHR, S_IFDIR, S_IFMT, S_IFREG, Root, Target, layout, write_all
 from hooks.syscalls import O_PATH
 
 TYPE_CHECKING = False  # type checkers take it for True; `typing` costs 9 ms to import
@@ -81,6 +81,8 @@ class Replay:
         for source in [bind[0] for bind in self._binds] + [bind[0] for bind in self._nested]:
             self._mounter.open(source)
         self._clock.mark("sources")
+        # What is made in the container is for all its users, however the runtime was started.
+        posix.umask(0o022)
         try:
             targets = self._make_targets()
             mask = self._open_mask()
@@ -92,6 +94,7 @@ class Replay:
             sys.meta_path.clear()
             syscalls.setns(self._container.namespace)
             self._attach(targets, mask)
+            self._root.commit()
             self._clock.mark("mounts")
         except BaseException:
             self._mounter.undo()
@@ -136,15 +139,19 @@ class Replay:
             targets.append((source, self._root.mount_point(path, source.kind)))
         for place, name, points_to in self._links:
             self._root.link(_join(places[place], name), points_to)
+        unwritten = None
         if self._cache:
             self._clock.mark("targets")
-            targets += self._make_cache(places)
+            unwritten = self._make_cache(places)
             self._clock.mark("cache")
         if owner != (0, 0):
             syscalls.set_fs_owner(0, 0)
+        if unwritten is not None:
+            targets.append(self._bind_cache(unwritten))
         return targets
 
-    def _make_cache(self, places: dict[bytes, bytes]) -> list[tuple[Source, Target]]:
+    def _make_cache(self, places: dict[bytes, bytes]) -> bytes | None:
+        """Write the merged loader cache; gives it back where the root cannot be written."""
         entries = [
             (soname, _join(places[place], name), flags)
             for soname, place, name, flags in self._cache
@@ -156,14 +163,14 @@ class Replay:
             # A cache that no loader would accept is worth nothing: start a new one.
             new = ldcache.merge(None, entries)
         if new == old:
-            return []
+            return None
         try:
             self._root.write(CACHE, new)
         except OSError as error:
             if error.errno != errno.EROFS:
                 raise
-            return [self._bind_cache(new)]
-        return []
+            return new
+        return None
 
     def _bind_cache(self, content: bytes) -> tuple[Source, Target]:
         # A root that cannot be written gets the cache as a mount. Its file needs a name only
@@ -171,7 +178,7 @@ class Replay:
         flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
         fd = posix.open(self._spare, flags, 0o644)
         self._spare_used = True
-        posix.write(fd, content)
+        write_all(fd, content)
         seen = posix.fstat(fd)
         posix.close(fd)
         identity = (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns)
@@ -213,7 +220,12 @@ class Replay:
 
 def _read_cache(root: Root) -> bytes | None:
     """The image's loader cache, or None if it has none that can be read without blocking."""
-    fd = root.find(CACHE)
+    try:
+        fd = root.find(CACHE)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return None
     if fd is None:
         return None
     seen = posix.fstat(fd)

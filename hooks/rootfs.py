@@ -22,7 +22,6 @@ S_IFMT, S_IFREG, S_IFDIR, S_IFLNK, S_IFCHR, S_IFSOCK = (
 )
 IN_ROOT = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
 DIR_FLAGS = O_PATH | posix.O_DIRECTORY
-LINK_LIMIT = 40
 
 # Debian's directories; every other distribution uses lib64 (or has a link of that name).
 MULTIARCH = {
@@ -48,13 +47,18 @@ class Target:
 
 
 class Root:
-    """An opened container root. `fd` is the root itself; `undo` takes back what was made."""
+    """An opened container root. `fd` is the root itself.
+
+    What replaces a file of the image waits under another name until `commit`, so that `undo`
+    can take back everything that was made before.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._device = posix.fstat(fd).st_dev
         self._dirs: dict[bytes, int] = {}
         self._made: list[tuple[str, int, bytes, bytes]] = []
+        self._waiting: list[tuple[int, bytes, bytes]] = []
         self._writable: set[int] = set()
 
     def find(self, path: bytes, flags: int = O_PATH) -> int | None:
@@ -109,29 +113,41 @@ class Root:
         if old == points_to:
             return
         draft = _draft(name)
+        if old is None:
+            _refuse_directory(directory, name)
         posix.symlink(points_to, draft, dir_fd=directory)
-        self._replace(directory, draft, name, old)
+        if old is None:
+            self._waiting.append((directory, draft, name))
+        else:
+            self._replace_link(directory, draft, name, old)
 
     def write(self, path: bytes, content: bytes) -> None:
-        """Replace the file `path` as a whole: a temporary name, then a rename beside it."""
+        """Replace the file `path` as a whole: a temporary name, and a rename at `commit`."""
         parent, _, name = path.rpartition(b"/")
         directory = self.directory(parent)
         self._may_create(directory, path)
         draft = _draft(name)
+        _refuse_directory(directory, name)
         flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
         fd = posix.open(draft, flags, 0o644, dir_fd=directory)
+        self._waiting.append((directory, draft, name))
         try:
-            _write_all(fd, content)
-            posix.fchmod(fd, 0o644)
-        except BaseException:
-            posix.unlink(draft, dir_fd=directory)
-            raise
+            write_all(fd, content)
         finally:
             posix.close(fd)
-        self._replace(directory, draft, name, None)
+
+    def commit(self) -> None:
+        """Replace the image's own files; there is no undo of this, so it comes last."""
+        while self._waiting:
+            directory, draft, name = self._waiting[-1]
+            posix.rename(draft, name, src_dir_fd=directory, dst_dir_fd=directory)
+            self._waiting.pop()
 
     def undo(self) -> None:
         """Take back everything made, newest first; what cannot be taken back stays."""
+        for directory, draft, _ in self._waiting:
+            self._made.append(("file", directory, draft, b""))
+        self._waiting.clear()
         for kind, directory, name, old in reversed(self._made):
             try:
                 if kind == "directory":
@@ -153,6 +169,9 @@ class Root:
         except OSError as error:
             if error.errno != errno.ENOSYS:
                 raise
+        # Only kernels and sandboxes without openat2 pay for the import.
+        from hooks.walk import walk
+
         return walk(self.fd, path, flags)
 
     def _directory_at(self, parent: int, name: bytes) -> int:
@@ -164,8 +183,11 @@ class Root:
 
     def _make_directory(self, parent: int, name: bytes) -> int:
         self._may_create(parent, name)
-        # EEXIST here means a dangling link: following it could make directories anywhere.
-        posix.mkdir(name, 0o755, dir_fd=parent)
+        try:
+            posix.mkdir(name, 0o755, dir_fd=parent)
+        except FileExistsError:
+            # A link that leads nowhere: following it could make directories anywhere.
+            raise OSError(errno.ENOTDIR, "no directory in the image", name) from None
         self._made.append(("directory", parent, name, b""))
         return posix.open(name, DIR_FLAGS | posix.O_NOFOLLOW | posix.O_CLOEXEC, dir_fd=parent)
 
@@ -185,23 +207,20 @@ class Root:
             return fd
         posix.close(fd)
         if kind != S_IFLNK:
-            raise OSError(errno.EISDIR, "mount point is not a file in the image", name)
+            raise OSError(errno.EISDIR, "not a file in the image", name)
         # A link of the image where our file belongs: an empty file takes its place.
-        old = self._link_text(directory, name)
+        old = posix.readlink(name, dir_fd=directory)
         draft = _draft(name)
         flags = posix.O_RDONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
         fd = posix.open(draft, flags, 0o644, dir_fd=directory)
-        self._replace(directory, draft, name, old)
+        self._replace_link(directory, draft, name, old)
         return fd
 
-    def _replace(self, directory: int, draft: bytes, name: bytes, old: bytes | None) -> None:
-        try:
-            posix.rename(draft, name, src_dir_fd=directory, dst_dir_fd=directory)
-        except OSError:
-            posix.unlink(draft, dir_fd=directory)
-            raise
-        if old is not None:
-            self._made.append(("link", directory, name, old))
+    def _replace_link(self, directory: int, draft: bytes, name: bytes, old: bytes) -> None:
+        """Put `draft` in the place of the link `name`, whose text is `old`."""
+        self._made.append(("file", directory, draft, b""))
+        posix.rename(draft, name, src_dir_fd=directory, dst_dir_fd=directory)
+        self._made[-1] = ("link", directory, name, old)
 
     def _link_text(self, directory: int, name: bytes) -> bytes | None:
         try:
@@ -232,63 +251,22 @@ def layout(root: Root, machine: str) -> dict[bytes, bytes]:
     return {b"libs": b"/" + libs, b"libs32": b"/" + libs32, b"abs": b""}
 
 
-def walk(root_fd: int, path: bytes, flags: int) -> int:
-    """openat2(RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS) for kernels and sandboxes without it.
-
-    One component at a time, links read and expanded here; `..` never leaves the root.
-    """
-    step = O_PATH | posix.O_NOFOLLOW | posix.O_CLOEXEC
-    todo = [part for part in path.split(b"/") if part not in (b"", b".")][::-1]
-    stack = [posix.open(b".", step | posix.O_DIRECTORY, dir_fd=root_fd)]
-    links = 0
+def _refuse_directory(directory: int, name: bytes) -> None:
+    """Found early: a rename onto a directory would fail when there is no undo any more."""
     try:
-        while todo:
-            name = todo.pop()
-            if name == b"..":
-                if len(stack) > 1:
-                    posix.close(stack.pop())
-                continue
-            fd = posix.open(name, step, dir_fd=stack[-1])
-            if posix.fstat(fd).st_mode & S_IFMT != S_IFLNK:
-                stack.append(fd)
-                continue
-            links += 1
-            try:
-                text = _ordinary_link(fd, links, name)
-            finally:
-                posix.close(fd)
-            if text.startswith(b"/"):
-                while len(stack) > 1:
-                    posix.close(stack.pop())
-            todo += [part for part in text.split(b"/") if part not in (b"", b".")][::-1]
-        return _reopen(stack[-1], flags)
-    finally:
-        for fd in stack:
-            posix.close(fd)
-
-
-def _ordinary_link(fd: int, links: int, name: bytes) -> bytes:
-    # procfs links are magic: their text says one thing and following them does another.
-    if links > LINK_LIMIT or syscalls.fs_magic(fd) == syscalls.PROC_SUPER_MAGIC:
-        raise OSError(errno.ELOOP, "link not followed", name)
-    return posix.readlink(b"", dir_fd=fd)
-
-
-def _reopen(fd: int, flags: int) -> int:
-    if flags & O_PATH:
-        copy = posix.dup(fd)
-        if flags & posix.O_DIRECTORY and posix.fstat(fd).st_mode & S_IFMT != S_IFDIR:
-            posix.close(copy)
-            raise OSError(errno.ENOTDIR, "not a directory")
-        return copy
-    return posix.open(b"/proc/self/fd/%d" % fd, flags | posix.O_CLOEXEC)
+        kind = posix.lstat(name, dir_fd=directory).st_mode & S_IFMT
+    except FileNotFoundError:
+        return
+    if kind == S_IFDIR:
+        raise OSError(errno.EISDIR, "a directory of the image is in the way", name)
 
 
 def _draft(name: bytes) -> bytes:
     return b".%s.gpu-agent-%d" % (name[:200], posix.getpid())
 
 
-def _write_all(fd: int, content: bytes) -> None:
+def write_all(fd: int, content: bytes) -> None:
+    """All of `content` to `fd`, however little a write takes."""
     view = memoryview(content)
     while view:
         view = view[posix.write(fd, view) :]

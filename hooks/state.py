@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 STATE_LIMIT = 1 << 20
 SPEC_LIMIT = 16 << 20
 PID_LIMIT = 1 << 22  # the kernel's PID_MAX_LIMIT
+# A pipe in the spec's place must not make the start wait.
+READ_FLAGS = posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC
 ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.+-")
 
 # A spec without one of these words, in any of its places, cannot ask for a GPU (DESIGN 5).
@@ -43,13 +45,13 @@ class State:
         self.id, self.pid = name, pid
         self.bundle = bundle.encode("utf-8", "surrogateescape")
         # containerd lays bundles out as .../<namespace>/<id>; it is only used to name the start.
-        self.namespace = bundle.rstrip("/").split("/")[-2]
+        self.namespace = bundle.rstrip("/").rpartition("/")[0].rpartition("/")[2]
 
     def spec(self) -> bytes:
         """The bundle's config.json as it is."""
         path = self.bundle + b"/config.json"
         try:
-            fd = posix.open(path, posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_CLOEXEC)
+            fd = posix.open(path, READ_FLAGS)
         except OSError as error:
             where = path.decode("utf-8", "replace")
             raise Refused(f"bundle: {where}: {posix.strerror(error.errno or 0)}") from None
