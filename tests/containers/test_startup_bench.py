@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from contrib.bench.startup import as_json, as_report, summarise
-from tests.containers.image import missing_tools
+from contrib.bench.peers import peers
+from contrib.bench.startup import as_json, as_report, create_once, summarise
+from tests.containers.image import build_image, missing_tools
+from tests.containers.staging import simulated_node
 from tests.containers.workdir import mounts_below, work_dir
 
 BENCH = (sys.executable, "-m", "contrib.bench.startup", "--json", "--libraries", "10")
@@ -97,6 +99,37 @@ class TestWithContainers:
         assert answer["n"] == 2
         assert answer["added_ms"]["published"] > 770, "NVML's start and end alone"
         assert answer["added_ms"]["floor"] is not None
+
+    def test_peers_start_containers(self, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each tool is called as it must be: with stand-ins for them every container is made."""
+        tools = temporary / "tools"
+        tools.mkdir()
+        monkeypatch.setenv("GPU_AGENT_CONTAINERD_DIR", str(tools))
+        called = f'echo "$0 $@ $XDG_CONFIG_HOME" >>{temporary}/called'
+        edits = {
+            "deviceNodes": [{"path": "/dev/gpu", "hostPath": "/dev/null"}],
+            "mounts": [{"hostPath": "/etc/hosts", "containerPath": "/etc/hosts"}],
+            "hooks": [{"hookName": "createContainer", "path": "/bin/true", "args": ["true"]}],
+        }
+        made = json.dumps({"devices": [{"name": "0", "containerEdits": edits}]})
+        scripts = {
+            "nvidia-container-cli": "",
+            "nvidia-container-runtime-hook": "cat >/dev/null",
+            "nvidia-container-runtime": 'exec runc "$@"',
+            "nvidia-ctk": f"echo '{made}' >${{4#--output=}}",
+        }
+        for name, script in scripts.items():
+            (tools / name).write_text(f"#!/bin/sh\n{called}\n{script}\n")
+            (tools / name).chmod(0o755)
+        with work_dir() as work, simulated_node(work) as node:
+            image = build_image(work / "image")
+            found, left_out = peers(work, driver=True)
+            assert left_out == []
+            for variant in found:
+                assert create_once(variant, node, image, work) > 0
+        seen = (temporary / "called").read_text()
+        assert f"runtime-hook -config {work}/legacy/nvidia-container-runtime/config.toml" in seen
+        assert f"{work}/jit-cdi" in next(line for line in seen.split("\n") if " create " in line)
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_interrupt_cleans_up(self, temporary: Path, number: signal.Signals) -> None:
