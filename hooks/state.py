@@ -65,7 +65,8 @@ def read_state(fd: int = 0) -> State:
         raise Refused("state: empty")
     try:
         return State(data.decode("utf-8", "surrogateescape"))
-    except (ValueError, RecursionError, StopIteration):
+    except (ValueError, RecursionError, StopIteration, SystemError):
+        # The last one comes from the C scanner where `json`, which has its error, is not loaded.
         raise Refused("state: not a JSON object") from None
 
 
