@@ -158,6 +158,37 @@ class CacheEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class ForwardCompat:
+    """Let the image's own CUDA compat libraries come first where they fit this driver version."""
+
+    driver_version: str
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"prefer the image's CUDA compat libraries if they fit driver {self.driver_version}"
+
+    def fields(self) -> tuple[str, ...]:
+        """The step's line, field by field."""
+        return ("compat", self.driver_version)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A small file with content of ours, in place of what the image has there."""
+
+    target: str
+    content: str
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"write {self.target} ({len(self.content)} characters)"
+
+    def fields(self) -> tuple[str, ...]:
+        """The step's line, field by field."""
+        return ("text", self.target, self.content)
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceRule:
     """Let the container open one exact character device; never `m`, never a wildcard."""
 
@@ -174,7 +205,18 @@ class DeviceRule:
         return ("rule", str(self.major), str(self.minor), self.access)
 
 
-Step = BindFile | BindIpc | BindNode | Link | MaskProc | BindProcGpu | CacheEntry | DeviceRule
+Step = (
+    BindFile
+    | BindIpc
+    | BindNode
+    | Link
+    | MaskProc
+    | BindProcGpu
+    | CacheEntry
+    | ForwardCompat
+    | Text
+    | DeviceRule
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ REPLAY_MODULES = (
     "slowpath",
     "ldcache_table",
     "ldcache",
+    "loader",
+    "compat",
     "mounts",
     "devices",
     "replay",

@@ -15,6 +15,8 @@ STEPS: dict[bytes, int | None] = {
     b"mask": None,
     b"procgpu": 4,
     b"cache": 5,
+    b"text": 3,
+    b"compat": 2,
     b"rule": 4,
 }
 PLACES = (b"libs", b"libs32", b"abs")

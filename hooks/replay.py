@@ -9,20 +9,17 @@ import errno
 import posix
 import sys
 
-from hooks import ldcache, syscalls
+from hooks import loader, syscalls
 from hooks.devices import Cgroup
 from hooks.errors import Changed, Refused
 from hooks.mounts import KINDS, Source, Tmpfs, mounter
 from hooks.planfile import Fields, Plan
-from hooks.rootfs import S_IFCHR, S_IFDIR, S_IFMT, S_IFREG, Root, Target, layout, write_all
+from hooks.rootfs import S_IFCHR, S_IFDIR, S_IFREG, Root, Target, layout, write_all
 from hooks.syscalls import O_PATH
 
 TYPE_CHECKING = False  # type checkers take it for True; `typing` costs 9 ms to import
 if TYPE_CHECKING:
     from hooks.clock import Clock
-
-CACHE = b"/etc/ld.so.cache"
-CACHE_LIMIT = 16 << 20
 
 
 class Container:
@@ -71,8 +68,10 @@ class Replay:
         self._cache: list[tuple[bytes, bytes, bytes, int]] = []
         self._rules: list[tuple[int, int]] = []
         self._mask: tuple[bytes, list[tuple[bytes, bytes]]] | None = None
-        self._spare = b"%s/.cache-%d" % (run_dir, posix.getpid())
-        self._spare_used = False
+        self._texts: list[loader.File] = []
+        self._compat: bytes | None = None
+        self._run_dir = run_dir
+        self._spares: list[bytes] = []
         for step in plan.steps:
             self._sort(step)
 
@@ -101,8 +100,8 @@ class Replay:
             self._root.undo()
             raise
         finally:
-            if self._spare_used:
-                posix.unlink(self._spare)
+            for spare in self._spares:
+                posix.unlink(spare)
 
     def _sort(self, step: Fields) -> None:
         """One line of the plan to its list; planfile has checked the number of fields."""
@@ -120,6 +119,10 @@ class Replay:
                 self._links.append((step[1], step[2], step[3]))
             case b"cache":
                 self._cache.append((step[2], step[1], step[3], int(step[4])))
+            case b"text":
+                self._texts.append((step[1], step[2]))
+            case b"compat":
+                self._compat = step[1]
             case b"rule":
                 self._rules.append((int(step[1]), int(step[2])))
             case b"mask":
@@ -132,59 +135,59 @@ class Replay:
         owner = self._container.owner
         if owner != (0, 0):
             syscalls.set_fs_owner(*owner)
-        places = layout(self._root, posix.uname().machine)
+        machine = posix.uname().machine
+        places = layout(self._root, machine)
         targets = []
         for source, place, name in self._binds:
             path = _join(places[place], name)
             targets.append((source, self._root.mount_point(path, source.kind)))
         for place, name, points_to in self._links:
             self._root.link(_join(places[place], name), points_to)
-        unwritten = None
-        if self._cache:
-            self._clock.mark("targets")
-            unwritten = self._make_cache(places)
-            self._clock.mark("cache")
+        self._clock.mark("targets")
+        unwritten = self._write_files(places, machine)
+        self._clock.mark("cache")
         if owner != (0, 0):
             syscalls.set_fs_owner(0, 0)
-        if unwritten is not None:
-            targets.append(self._bind_cache(unwritten))
+        targets += [self._bind_content(path, content) for path, content in unwritten]
         return targets
 
-    def _make_cache(self, places: dict[bytes, bytes]) -> bytes | None:
-        """Write the merged loader cache; gives it back where the root cannot be written."""
-        entries = [
-            (soname, _join(places[place], name), flags)
-            for soname, place, name, flags in self._cache
+    def _write_files(self, places: dict[bytes, bytes], machine: str) -> list[loader.File]:
+        """Write texts and the loader's files; gives back those that the root does not take."""
+        changed = [
+            (path, content)
+            for path, content in self._texts
+            if loader.read(self._root, path, len(content)) != content
         ]
-        old = _read_cache(self._root)
-        try:
-            new = ldcache.merge(old, entries)
-        except ValueError:
-            # A cache that no loader would accept is worth nothing: start a new one.
-            new = ldcache.merge(None, entries)
-        if new == old:
-            return None
-        try:
-            self._root.write(CACHE, new)
-        except OSError as error:
-            if error.errno != errno.EROFS:
-                raise
-            return new
-        return None
+        if self._cache:
+            entries = [
+                (soname, _join(places[place], name), flags)
+                for soname, place, name, flags in self._cache
+            ]
+            changed += loader.files(self._root, entries, machine, self._compat)
+        unwritten = []
+        for path, content in changed:
+            try:
+                self._root.write(path, content)
+            except OSError as error:
+                if error.errno != errno.EROFS:
+                    raise
+                unwritten.append((path, content))
+        return unwritten
 
-    def _bind_cache(self, content: bytes) -> tuple[Source, Target]:
-        # A root that cannot be written gets the cache as a mount. Its file needs a name only
+    def _bind_content(self, path: bytes, content: bytes) -> tuple[Source, Target]:
+        # A root that cannot be written gets the file as a mount. Its source needs a name only
         # until it is mounted.
+        spare = b"%s/.spare-%d-%d" % (self._run_dir, posix.getpid(), len(self._spares))
         flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
-        fd = posix.open(self._spare, flags, 0o644)
-        self._spare_used = True
+        fd = posix.open(spare, flags, 0o644)
+        self._spares.append(spare)
         write_all(fd, content)
         seen = posix.fstat(fd)
         posix.close(fd)
         identity = (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns)
-        source = Source(self._spare, S_IFREG, b"ro,nosuid,nodev,noexec", identity)
+        source = Source(spare, S_IFREG, b"ro,nosuid,nodev,noexec", identity)
         self._mounter.open(source)
-        return source, self._root.mount_point(CACHE, S_IFREG)
+        return source, self._root.mount_point(path, S_IFREG)
 
     def _open_mask(self) -> tuple[Target, Tmpfs] | None:
         """The procfs directory to cover; one that does not exist has nothing to hide."""
@@ -216,27 +219,6 @@ class Replay:
         except Changed as change:
             # Too late to ask for another plan: this process has left the host's namespace.
             raise Refused(str(change)) from None
-
-
-def _read_cache(root: Root) -> bytes | None:
-    """The image's loader cache, or None if it has none that can be read without blocking."""
-    try:
-        fd = root.find(CACHE)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        return None
-    if fd is None:
-        return None
-    seen = posix.fstat(fd)
-    if seen.st_mode & S_IFMT != S_IFREG or seen.st_size > CACHE_LIMIT:
-        return None
-    # The descriptor names the inode only; reading needs it opened again, and it is a plain file.
-    again = posix.open(b"/proc/self/fd/%d" % fd, posix.O_RDONLY | posix.O_CLOEXEC)
-    content = posix.read(again, seen.st_size)
-    posix.close(again)
-    posix.close(fd)
-    return content
 
 
 def _join(directory: bytes, name: bytes) -> bytes:

@@ -246,7 +246,9 @@ def layout(root: Root, machine: str) -> dict[bytes, bytes]:
     if root.find(b"etc/debian_version") is None and (
         root.find(libs) is None or root.find(b"usr/lib64") is not None
     ):
-        libs = b"usr/lib64"
+        # musl's loader searches /usr/lib by itself.
+        musl = root.find(b"lib/ld-musl-%s.so.1" % machine.encode()) is not None
+        libs = b"usr/lib" if musl else b"usr/lib64"
         libs32 = b"usr/lib32" if root.find(b"usr/lib32") is not None else b"usr/lib"
     return {b"libs": b"/" + libs, b"libs32": b"/" + libs32, b"abs": b""}
 
