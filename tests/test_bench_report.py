@@ -6,6 +6,7 @@ import json
 from xml.etree import ElementTree
 
 import pytest
+from click import ClickException
 from rich.console import Console
 
 from contrib.bench.report import (
@@ -16,6 +17,7 @@ from contrib.bench.report import (
     Spread,
     as_json,
     as_table,
+    edge,
     fields,
     panel,
     picture,
@@ -100,3 +102,23 @@ def test_picture_leaves_out_what_was_not_measured() -> None:
     """No bar stands for a number that does not exist."""
     page = ElementTree.fromstring(picture(report(panel("p", "ms", {"a": []}))))
     assert [r for r in page.iter(f"{SVG}rect") if r.get("x")] == []
+
+
+def test_expected_failure_is_one_line() -> None:
+    """What a bench expects to fail becomes one line, also out of a task group."""
+    with pytest.raises(ClickException, match=r"^no room$"), edge("", OSError):
+        raise OSError("no room")
+    with pytest.raises(ClickException, match=r"^no room$"), edge("", OSError):
+        raise ExceptionGroup("g", [ExceptionGroup("h", [OSError("no room")])])
+
+
+def test_defect_is_not_hidden() -> None:
+    """Any other error keeps its traceback, beside an expected one too."""
+    with pytest.raises(ExceptionGroup), edge("", OSError):
+        raise ExceptionGroup("g", [OSError("no room"), KeyError("defect")])
+
+
+def test_missing_tool_ends_at_once() -> None:
+    """Where something is missing nothing is measured."""
+    with pytest.raises(ClickException, match="not installed: runc"), edge("not installed: runc"):
+        pytest.fail("measured")

@@ -145,7 +145,8 @@ def run_blocks(
 
 
 def measure(count: int, parallel: int, libraries: int) -> Report:
-    """All of it on a node that is gone afterwards. Raises AssertionError with ctr's words."""
+    """All of it on a node that is gone afterwards. Raises what says why it failed: AssertionError
+    with the words of ctr, RuntimeError with those of agentd."""
     host = None if has_driver() else HOST
     with work_dir() as work:
         image = build_image(work / "image", fillers=libraries)
@@ -220,7 +221,7 @@ def _phases(records: Sequence[ReplayRecord]) -> Panel:
 @click.option("--libraries", type=click.IntRange(0, 9999), default=LIBRARIES, show_default=True)
 def main(as_object: bool, svg: Path | None, count: int, parallel: int, libraries: int) -> None:
     """Start COUNT containers of each kind in a burst and see what their hooks took."""
-    with edge(why_not() or missing_tools(), AssertionError):
+    with edge(why_not() or missing_tools(), AssertionError, RuntimeError):
         report = measure(count, parallel, libraries)
     show(report, as_object, svg)
 

@@ -128,7 +128,7 @@ def as_report(
 @click.option("-n", "--rounds", type=click.IntRange(1), default=ROUNDS, show_default=True)
 def main(as_object: bool, svg: Path | None, seconds: float, known: int, rounds: int) -> None:
     """Watch an agent that has nothing to do, and time agentctl status."""
-    expected = (RuntimeError, subprocess.CalledProcessError)
+    expected = (RuntimeError, AssertionError, subprocess.CalledProcessError)
     with edge(why_not() or missing_tools(), *expected):
         report = measure(seconds, known, rounds)
     show(report, as_object, svg)

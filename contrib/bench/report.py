@@ -228,11 +228,24 @@ def edge(missing: str, *expected: type[Exception]) -> Iterator[None]:
     """
     if missing:
         raise click.ClickException(missing)
-    signal.signal(signal.SIGTERM, _terminate)
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     except expected as e:
         raise click.ClickException(str(e)) from e
+    except BaseExceptionGroup as group:
+        # What ends a task group comes wrapped.
+        known, other = group.split(expected)
+        if known is None or other is not None:
+            raise
+        raise click.ClickException(str(_first(known))) from group
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

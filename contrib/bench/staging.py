@@ -80,7 +80,7 @@ class Heard:
 
 
 async def measure(count: int, parallel: int) -> Report:
-    """All blocks. Raises CalledProcessError where ctr fails."""
+    """All blocks. Raises RuntimeError with the words of ctr."""
     with Daemon() as containerd:
         host = tree.build(HOSTS / "a100x8-minors", containerd.home / "host")
         try:
@@ -133,7 +133,12 @@ async def _ctr(containerd: Daemon, ids: list[str], parallel: int, *verb: str) ->
     command = ["xargs", "-P", str(parallel), "-I", "{}", *ctr]
     env = {"PATH": search_path(), "LC_ALL": "C"}
     # A session of its own: Ctrl-C must not end it halfway, the containers are removed anyway.
-    await anyio.run_process(command, input="\n".join(ids).encode(), env=env, start_new_session=True)
+    done = await anyio.run_process(
+        command, input="\n".join(ids).encode(), env=env, start_new_session=True, check=False
+    )
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()
+        raise RuntimeError(f"ctr container {verb[0]}: {said}")
 
 
 def as_report(heard: Heard, parallel: int) -> Report:
@@ -161,7 +166,7 @@ def as_report(heard: Heard, parallel: int) -> Report:
 @click.option("--parallel", type=click.IntRange(1, 64), default=PARALLEL, show_default=True)
 def main(as_object: bool, svg: Path | None, count: int, parallel: int) -> None:
     """Create COUNT containers one at a time and as many several at a time."""
-    with edge(why_not() or missing_tools()):
+    with edge(why_not() or missing_tools(), AssertionError, RuntimeError):
         report = anyio.run(measure, count, parallel)
     show(report, as_object, svg)
 
