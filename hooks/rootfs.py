@@ -195,19 +195,33 @@ class Root:
         try:
             self._may_create(directory, name)
         except OSError:
-            return self._existing(directory, name)
+            # A volume's own file can be covered; nothing is made or replaced there.
+            covered = self._file_at(directory, name)
+            if covered is None:
+                raise
+            return covered
         fd = posix.open(name, flags, 0o644, dir_fd=directory)
         self._made.append(("file", directory, name, b""))
         return fd
 
-    def _existing(self, directory: int, name: bytes) -> int:
-        fd = posix.open(name, O_PATH | posix.O_NOFOLLOW | posix.O_CLOEXEC, dir_fd=directory)
+    def _file_at(self, directory: int, name: bytes) -> int | None:
+        """A descriptor for a file, node or socket; None for a link and for nothing at all."""
+        try:
+            fd = posix.open(name, O_PATH | posix.O_NOFOLLOW | posix.O_CLOEXEC, dir_fd=directory)
+        except FileNotFoundError:
+            return None
         kind = posix.fstat(fd).st_mode & S_IFMT
         if kind in (S_IFREG, S_IFCHR, S_IFSOCK):
             return fd
         posix.close(fd)
         if kind != S_IFLNK:
             raise OSError(errno.EISDIR, "not a file in the image", name)
+        return None
+
+    def _existing(self, directory: int, name: bytes) -> int:
+        there = self._file_at(directory, name)
+        if there is not None:
+            return there
         # A link of the image where our file belongs: an empty file takes its place.
         old = posix.readlink(name, dir_fd=directory)
         draft = _draft(name)
