@@ -12,6 +12,7 @@ says has the same meaning on every host.
 from __future__ import annotations
 
 import enum
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,6 +108,7 @@ def read_requirements(env: Mapping[str, str], *, legacy: bool) -> tuple[Requirem
     return tuple(found)
 
 
+@functools.lru_cache(64)  # the containers of a node come from few images
 def parse_requirement(variable: str, value: str) -> Requirement:
     """The value of one variable. Raises RequestError for what is no condition."""
     if len(value) > VALUE_LIMIT:
