@@ -80,10 +80,14 @@ from hooks.{module} import main
 posix._exit(main(sys.argv[1:]))
 """
 
-WRAPPER = """#!{python} -ISB
-import marshal
-with open({code!r}, "rb") as file:
-    exec(marshal.loads(file.read()[16:]))
+# The shim calls its runtime four times a container and more; only `create` is worth an
+# interpreter. A container of that name takes the longer way, which is right too.
+WRAPPER = """#!/bin/sh
+here=${{0%/*}}
+for argument; do
+    [ "$argument" = create ] && exec {python} -ISB "$here/{code}" "$@"
+done
+read -r runtime <"$here/wrapper.conf" && exec "$runtime" "$@"
 """
 
 
@@ -152,7 +156,7 @@ def build(out: Path, python: str = sys.executable, package: Path | None = None) 
     _publish(out / REPLAY_FILE, marshal.dumps(code_of(package, REPLAY_MODULES)), 0o644)
     _publish(out / HOOK_FILE, bundle(package, HOOK_MODULES), 0o644)
     _publish(out / WRAPPER_CODE, bundle(package, WRAPPER_MODULES), 0o644)
-    wrapper = WRAPPER.format(python=python, code=str(out / WRAPPER_CODE))
+    wrapper = WRAPPER.format(python=python, code=WRAPPER_CODE)
     _publish(out / WRAPPER_FILE, wrapper.encode(), 0o755)
 
 

@@ -50,7 +50,15 @@ def missing_tools() -> str:
 
 def build_image(root: Path, layout: Layout = DEBIAN, *, fillers: int = 0) -> Path:
     """Build an image in the new directory `root`; `fillers` more libraries fill its cache."""
-    for directory in ("usr/bin", "usr/sbin", "usr/lib64", layout.libraries, "etc", "dev"):
+    for directory in (
+        "usr/bin",
+        "usr/sbin",
+        "usr/lib",
+        "usr/lib64",
+        layout.libraries,
+        "etc",
+        "dev",
+    ):
         (root / directory).mkdir(parents=True, exist_ok=True)
     for directory in ("proc", "sys", "tmp", "run", "root", "var", "etc/ld.so.conf.d"):
         (root / directory).mkdir()

@@ -37,7 +37,6 @@ def suse(root: Path) -> Path:
     (root / "lib64").mkdir()
     for path in (root / "usr/lib64").glob("ld-linux*"):
         shutil.move(path, root / "lib64" / path.name)
-    (root / "usr/lib").mkdir(exist_ok=True)
     return root
 
 
@@ -47,6 +46,7 @@ def arch(root: Path) -> Path:
     libraries = root / "usr/lib64"
     (root / "lib").unlink()
     (root / "lib64").unlink()
+    (root / "usr/lib").rmdir()
     shutil.move(libraries, root / "usr/lib")
     for name, target in (("usr/lib64", "lib"), ("lib", "usr/lib"), ("lib64", "usr/lib")):
         (root / name).symlink_to(target)
