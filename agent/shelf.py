@@ -62,7 +62,8 @@ class Shelf:
         """Plans for the requests that nearly every container makes, before one exists."""
         if inventory.state is not DriverState.READY:
             return
-        base = Request(("all",), policy.bounded(DEFAULT_CAPABILITIES), "NVIDIA_VISIBLE_DEVICES")
+        usual = policy.bounded(DEFAULT_CAPABILITIES)
+        base = Request(("all",), usual, "NVIDIA_VISIBLE_DEVICES", opt_out=policy.opt_out)
         singles = [replace(base, devices=(str(gpu.index),)) for gpu in inventory.gpus]
         for request in (base, *singles):
             try:

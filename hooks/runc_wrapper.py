@@ -42,13 +42,15 @@ def option(arguments: list[str], *names: str) -> str | None:
 
 def add_hook(bundle: str, entry: str) -> None:
     """Put the hook into the bundle's config.json, bound to the spec as it was."""
-    import json
-
     path = f"{bundle}/config.json"
     with open(path, "rb") as file:
         original = file.read()
-    if not asks(original):
+    # Variable names need no JSON to be read, and most containers end here.
+    words = tuple(part.partition('"')[0].encode() for part in entry.split('"--word=')[1:])
+    if not asks(original, words):
         return
+    import json
+
     try:
         spec = json.loads(original)
         hook = json.loads(entry)
