@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,30 @@ pytestmark = [
     pytest.mark.timeout(180),
 ]
 
-SOURCE = Path(__file__).with_name("cuda_probe.c")
+PROBES = ("cuda", "opencl", "vulkan")
+ALL = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"]
+LIBRARIES = "usr/lib/x86_64-linux-gnu"
+
+
+def _install_front_ends(image: Path) -> None:
+    """What a graphics image brings itself: Vulkan's loader, and what the driver links to."""
+    libraries = Path("/", LIBRARIES)
+    for library in libraries.glob("libvulkan.so.1*"):
+        shutil.copy(library, image / LIBRARIES / library.name, follow_symlinks=False)
+    found = subprocess.run(["ldconfig", "-p"], check=True, capture_output=True, text=True)
+    vendor = [w for w in found.stdout.split() if "libGLX_nvidia.so.0" in w and w.startswith("/")]
+    for path in vendor[:1]:
+        linked = subprocess.run(["ldd", path], check=True, capture_output=True, text=True)
+        for needed in (Path(w) for w in linked.stdout.split() if w.startswith("/")):
+            if "nvidia" not in str(needed) and not (image / LIBRARIES / needed.name).exists():
+                shutil.copy(needed, image / LIBRARIES / needed.name)
+    subprocess.run(["ldconfig", "-r", str(image)], check=True, timeout=30)
+
+
+def injected(node: LocalNode) -> set[str]:
+    """The container paths of every file that all capabilities bring on this host."""
+    plan = node.answer("plan", "--device", "all", "--capabilities", "all")
+    return {words[3] for words in (step.split() for step in plan["steps"]) if words[0] == "bind"}
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +53,11 @@ def node() -> Iterator[LocalNode]:
     """A node on the machine's own driver; its image has the CUDA probe."""
     with work_dir() as work:
         image = build_image(work / "image")
-        program = image / "usr/bin/cuda-probe"
-        subprocess.run(["gcc", "-O1", "-o", program, SOURCE, "-ldl"], check=True, timeout=60)
+        for name in PROBES:
+            source = Path(__file__).with_name(f"{name}_probe.c")
+            program = image / "usr/bin" / f"{name}-probe"
+            subprocess.run(["gcc", "-O1", "-o", program, source, "-ldl"], check=True, timeout=60)
+        _install_front_ends(image)
         with LocalNode(None, image=image) as made:
             yield made
 
@@ -67,3 +94,23 @@ def test_container_without_request_has_no_driver(node: LocalNode) -> None:
     with node.container("none") as container:
         said = container.sh("ls /dev | grep nvidia || echo no node; cuda-probe || true")
     assert said.startswith("no node\ncuda: libcuda.so.1")
+
+
+def test_opencl_finds_the_gpu(node: LocalNode) -> None:
+    """Where the driver has an OpenCL vendor file, OpenCL names the GPU in the container."""
+    if "/etc/OpenCL/vendors/nvidia.icd" not in injected(node):
+        pytest.skip("this host's driver has no OpenCL vendor file")
+    name = node.answer("status")["gpus"][0]["name"]
+    with node.container("opencl", ALL) as container:
+        assert container.sh("opencl-probe || true").strip() == f"opencl ok: {name}"
+
+
+def test_vulkan_finds_the_gpu(node: LocalNode) -> None:
+    """Where the driver has a Vulkan driver file, Vulkan names the GPU in the container."""
+    if not any(path.endswith("/nvidia_icd.json") for path in injected(node)):
+        pytest.skip("this host's driver has no Vulkan driver file")
+    if not Path("/", LIBRARIES, "libvulkan.so.1").exists():
+        pytest.skip("not installed: libvulkan1, for the image")
+    name = node.answer("status")["gpus"][0]["name"]
+    with node.container("vulkan", ALL) as container:
+        assert container.sh("vulkan-probe || true").strip() == f"vulkan ok: {name}"
