@@ -88,7 +88,8 @@ def serving(
 
 @pytest.fixture
 def server(run_dir: Path, agent: Agent) -> Iterator[Path]:
-    with serving(run_dir, agent.answer):
+    # The deadline is longer than the clients wait, so that it is not what ends a conversation.
+    with serving(run_dir, agent.answer, deadline_s=60):
         yield run_dir
 
 

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import pytest
 import watchfiles
 
@@ -145,12 +144,12 @@ def test_burst_is_few_reports(root: Path) -> None:
         async with watching(root) as heard:
             for n in range(200):
                 replaced(root / LIB64 / f"libnvidia-{n}.so.1", "new")
-                await anyio.lowlevel.checkpoint()
+                await anyio.sleep(0.002)  # a burst has a length
             seen = [await heard.next()]
             (root / "dev/nvidia0").touch()
             while "dev/nvidia0" not in seen[-1]:
                 seen.append(await heard.next())
-            assert len(seen) <= 4
+            assert "; ".join(seen).count(" changed") <= 5
 
     anyio.run(body)
 
