@@ -160,15 +160,18 @@ class Options:
         if not arguments or not arguments[0].startswith("/"):
             raise Refused("usage: hook RUN_DIR [STANDALONE_PYTHON [ARGUMENT ...]]")
         self.run_dir = arguments[0].encode("utf-8", "surrogateescape")
-        self.python = arguments[1] if len(arguments) > 1 else ""
+        self.python = ""
         self.spec = ""
         self.words: tuple[bytes, ...] = ()
         self.arguments: list[str] = []
-        for argument in arguments[2:]:
+        # The wrapper adds its own at the end, whether there is a planner or not.
+        for argument in arguments[1:]:
             if argument.startswith("--spec="):
                 self.spec = argument[7:]
             elif argument.startswith("--word="):
                 self.words += (argument[7:].encode(),)
+            elif not self.python:
+                self.python = argument
             else:
                 self.arguments.append(argument)
 

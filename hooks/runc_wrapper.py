@@ -60,6 +60,8 @@ def add_hook(bundle: str, entry: str) -> None:
         raise Refused(f"{path}: not a runtime spec: {type(error).__name__}") from None
     draft = f"{path}.gpu-agent"
     with open(draft, "xb") as file:
+        # The spec holds the container's environment: it must stay as closed as it was.
+        posix.fchmod(file.fileno(), posix.stat(path).st_mode & 0o777)
         file.write(json.dumps(spec, separators=(",", ":")).encode())
     posix.rename(draft, path)
 
@@ -72,15 +74,17 @@ def main(arguments: list[str]) -> int:
         if name == "create":
             add_hook(option(rest, "--bundle", "-b") or ".", entry)
         posix.execv(runtime, [runtime, *arguments])
-    except (Refused, OSError) as error:
+    except Refused as error:
         _report(option(arguments, "--log"), f"gpu-agent: {error}")
+    except OSError as error:
+        _report(option(arguments, "--log"), f"gpu-agent: {error.filename}: {error.strerror}")
     return 1
 
 
 def settings() -> tuple[str, str]:
     """The runtime to exec, and the hook entry as JSON: the two lines of the settings file."""
     path = f"{sys.argv[0].rpartition('/')[0]}/{SETTINGS}"
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
         lines = file.read().splitlines()
     if len(lines) != 2 or not lines[0].startswith("/"):
         raise Refused(f"{path}: not the path of a runtime and a hook entry")
