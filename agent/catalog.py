@@ -34,17 +34,47 @@ class Ipc:
 
 
 @dataclass(frozen=True, slots=True)
+class Data:
+    """Files that are found by name and injected below `target`; `beside` is where else to look."""
+
+    target: str
+    files: tuple[str, ...]
+    beside: tuple[str, ...]
+    capabilities: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    """Modules of the X server, injected where they are found; `*` is the driver's version."""
+
+    files: tuple[str, ...]
+    capabilities: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Catalog:
-    """The whole table. A name that is missing from `libraries` has the `default` class."""
+    """The whole table. A name that is missing from `libraries` has the `default` class.
+
+    A library of `front_ends` is the driver's only if it needs one of `front_end_needs`. The
+    `..._dirs` are below the driver root, the `..._beside` relative to driver libraries.
+    """
 
     default: frozenset[str]
     libraries: Mapping[str, frozenset[str]]
     helpers: frozenset[str]
+    front_ends: frozenset[str]
+    front_end_needs: frozenset[str]
     programs: Mapping[str, frozenset[str]]
     ipc: tuple[Ipc, ...]
+    data: tuple[Data, ...]
+    modules: Modules
     nodes: Mapping[str, frozenset[str]]
     library_dirs: tuple[str, ...]
     program_dirs: tuple[str, ...]
+    data_dirs: tuple[str, ...]
+    data_beside: tuple[str, ...]
+    module_dirs: tuple[str, ...]
+    modules_beside: tuple[str, ...]
 
 
 def stem_of(name: str) -> str:
@@ -61,11 +91,21 @@ def parse(text: str) -> Catalog:
         default=_closure([doc["default"]], includes),
         libraries=_invert(doc["libraries"], includes, extra=NEVER),
         helpers=frozenset(doc["helpers"]["stems"]),
+        front_ends=frozenset(doc["front_ends"]["stems"]),
+        front_end_needs=frozenset(doc["front_ends"]["need"]),
         programs=_invert(doc["programs"], {}),
         ipc=tuple(_ipc(entry) for entry in doc["ipc"]),
+        data=tuple(_data(entry, includes) for entry in doc["data"]),
+        modules=Modules(
+            tuple(doc["modules"]["files"]), _closure(doc["modules"]["capabilities"], includes)
+        ),
         nodes=_invert(doc["nodes"], {}, extra=ANY),
         library_dirs=tuple(search["libraries"]),
         program_dirs=tuple(search["programs"]),
+        data_dirs=tuple(search["data"]),
+        data_beside=tuple(search["data_beside"]),
+        module_dirs=tuple(search["modules"]),
+        modules_beside=tuple(search["modules_beside"]),
     )
 
 
@@ -96,6 +136,19 @@ def capabilities_of_ipc(target: str) -> frozenset[str]:
     return next((i.capabilities for i in load().ipc if target in i.paths), frozenset())
 
 
+def capabilities_of_data(target: str) -> frozenset[str]:
+    """Capabilities that bring the data file with this container path; empty if none does."""
+    return next(
+        (d.capabilities for d in load().data for name in d.files if f"{d.target}/{name}" == target),
+        frozenset(),
+    )
+
+
+def is_front_end(stem: str) -> bool:
+    """Whether a library of this stem is the driver's own only on hosts without GLVND."""
+    return stem in load().front_ends
+
+
 def capabilities_of_node(target: str) -> frozenset[str]:
     """Capabilities (or `ANY`) that bring the node with this container path."""
     return load().nodes.get(target, frozenset())
@@ -105,6 +158,11 @@ def _ipc(entry: Mapping[str, Any]) -> Ipc:
     if entry["kind"] not in ("socket", "dir"):
         raise ValueError(f"catalog: ipc: kind {entry['kind']!r} is neither socket nor dir")
     return Ipc(tuple(entry["paths"]), entry["kind"], _checked(entry["capabilities"], ()))
+
+
+def _data(entry: Mapping[str, Any], includes: Mapping[str, list[str]]) -> Data:
+    wanted = _closure(entry["capabilities"], includes)
+    return Data(entry["target"], tuple(entry["files"]), tuple(entry.get("beside", ())), wanted)
 
 
 def _checked(names: Iterable[str], extra: Iterable[str]) -> frozenset[str]:

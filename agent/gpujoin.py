@@ -50,7 +50,7 @@ class Gpu:
 
     `bus_id` is the name under /proc/driver/nvidia/gpus (`0000:3b:00.0`). A GPU with a
     `problem` cannot be given to a container. `index` and `minor` are `NO_INDEX` and `uuid` is
-    "" where nothing tells them.
+    "" where nothing tells them. `drm` are the GPU's card and render node.
     """
 
     index: int
@@ -64,6 +64,7 @@ class Gpu:
     mig_enabled: bool
     migs: tuple[Mig, ...]
     problem: str | None
+    drm: tuple[NodeFact, ...] = ()
 
 
 def number_problem(node: NodeFact, majors: Iterable[tuple[str, int]]) -> str | None:
@@ -172,7 +173,22 @@ def _join(
         mig_enabled=bool(caps) if mig_enabled is None else mig_enabled,
         migs=_join_migs(asked, caps, facts, nodes),
         problem=_problem(proc, asked, answered, minor, node),
+        drm=_drm(proc.bus_id if proc else "", facts, nodes),
     )
+
+
+def _drm(bus_id: str, facts: HostFacts, nodes: Mapping[str, NodeFact]) -> tuple[NodeFact, ...]:
+    """The DRM nodes of the GPU at this address, if their numbers are those that sysfs shows."""
+    address = parse_bus_id(bus_id)
+    seen = [d for p in facts.pci if address and parse_bus_id(p.bus_id) == address for d in p.drm]
+    found = ((nodes.get(f"/dev/dri/{d.name}"), d) for d in seen)
+    return tuple(n for n, d in found if n and (n.major, n.minor) == (d.major, d.minor))
+
+
+def other_owners(facts: HostFacts) -> tuple[tuple[str, str | None], ...]:
+    """(bus id, driver) of the GPUs on the bus that the nvidia module does not have."""
+    ours = {parse_bus_id(gpu.bus_id) for gpu in facts.gpus}
+    return tuple((p.bus_id, p.driver) for p in facts.pci if parse_bus_id(p.bus_id) not in ours)
 
 
 def _problem(

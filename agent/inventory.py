@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
 from hashlib import blake2b
 
@@ -22,7 +23,9 @@ from agent.facts.values import (
     NvmlFact,
     ProgramFact,
 )
-from agent.gpujoin import Gpu, Mig, join_gpus, number_problem
+from agent.gpujoin import Gpu, Mig, join_gpus, number_problem, other_owners
+from agent.libraries import choose_libraries, version_key
+from agent.missingnodes import missing_nodes, way_out
 
 __all__ = ["DriverState", "Gpu", "Inventory", "Mig", "build"]
 
@@ -53,7 +56,8 @@ class Inventory:
     the loaded module's, `user_version` the libraries'. `control` are the nodes that belong to
     no GPU and that a driver capability brings (`/dev/nvidiactl`, `/dev/nvidia-uvm`, ...);
     `feature_nodes` those that only a request for a feature brings (MIG configuration, IMEX
-    channels, NVSwitch, ...). `proc_files` are (name, content) pairs for the mask of
+    channels, NVSwitch, ...). `data` are files of the graphics stack, `modules` those of the X
+    server. `proc_files` are (name, content) pairs for the mask of
     /proc/driver/nvidia, `version_text` the content the loaded module must still show when a
     plan is replayed.
     """
@@ -74,6 +78,8 @@ class Inventory:
     proc_files: tuple[tuple[str, str], ...]
     notes: tuple[str, ...] = ()
     feature_nodes: tuple[NodeFact, ...] = ()
+    data: tuple[DataFact, ...] = ()
+    modules: tuple[DataFact, ...] = ()
 
 
 def build(facts: HostFacts) -> Inventory:
@@ -85,7 +91,7 @@ def build(facts: HostFacts) -> Inventory:
     stale = tuple(problem for _, problem in checked if problem is not None)
     nvml, nvml_note = _trusted(facts.nvml, driver)
     gpus = join_gpus(facts, nvml, nodes)
-    libraries = _choose_libraries(facts.libraries, driver.version)
+    libraries = choose_libraries(facts.libraries, driver.version, driver.machine)
     user_version, other = _user_version(facts.libraries, driver.version)
     state, reason = _judge(facts, gpus, nodes, stale, other)
     inventory = Inventory(
@@ -103,8 +109,13 @@ def build(facts: HostFacts) -> Inventory:
         ipc=facts.ipc,
         control=tuple(n for n in nodes.values() if catalog.capabilities_of_node(n.target)),
         proc_files=_proc_files(driver),
-        notes=(*nvml_note, *stale[:STALE_NOTES], *_library_notes(libraries), *_gpu_notes(gpus)),
+        notes=(
+            *(*nvml_note, *stale[:STALE_NOTES], *_library_notes(libraries), *_gpu_notes(gpus)),
+            *_bus_notes(facts),
+        ),
         feature_nodes=tuple(n for n in nodes.values() if _is_feature(n)),
+        data=facts.data,
+        modules=facts.modules,
     )
     return replace(inventory, generation=_generation(inventory))
 
@@ -118,6 +129,8 @@ def _ordered(facts: HostFacts) -> HostFacts:
         firmware=tuple(sorted(facts.firmware, key=lambda f: f.target)),
         ipc=tuple(sorted(facts.ipc, key=lambda f: f.target)),
         nodes=tuple(sorted(facts.nodes, key=lambda f: f.target)),
+        data=tuple(sorted(facts.data, key=lambda f: f.target)),
+        modules=tuple(sorted(facts.modules, key=lambda f: f.target)),
     )
 
 
@@ -129,25 +142,6 @@ def _trusted(nvml: NvmlFact, driver: DriverFact) -> tuple[NvmlFact, tuple[str, .
         return nvml, ()
     reason = f"answers are of driver {nvml.driver_version}, {driver.version} is loaded"
     return NvmlFact(reason=reason), (f"NVML: {reason}",)
-
-
-def _choose_libraries(
-    libraries: tuple[LibraryFact, ...], version: str | None
-) -> tuple[LibraryFact, ...]:
-    """The libraries of exactly this version, and the helpers from the same directories."""
-    suffix = f".so.{version}"
-    folders = {_folder(lib) for lib in libraries if lib.name.endswith(suffix)}
-    helpers = catalog.load().helpers
-    return tuple(
-        lib
-        for lib in libraries
-        if lib.name.endswith(suffix)
-        or (catalog.stem_of(lib.name) in helpers and _folder(lib) in folders)
-    )
-
-
-def _folder(library: LibraryFact) -> str:
-    return library.file.path.rpartition("/")[0]
 
 
 def _user_version(
@@ -163,14 +157,10 @@ def _user_version(
         stem, _, own = lib.name.partition(".so.")
         if stem in found:
             found[stem].add(own)
-    others = [max(has, key=_sort_key) for has in found.values() if has and version not in has]
+    others = [max(has, key=version_key) for has in found.values() if has and version not in has]
     if others:
         return others[0], others[0] if version else None
     return (version if any(version in has for has in found.values()) else None), None
-
-
-def _sort_key(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 def _judge(
@@ -187,25 +177,33 @@ def _judge(
     if other is not None:
         reason = f"the loaded kernel module is {driver.version}, the libraries are {other}"
         return DriverState.MISMATCH, reason
+    ways = {node[0]: way_out(node) for node in missing_nodes(facts)}
     missing = [
-        _missing_node(target, driver, stale) for target in _NEEDED_NODES if target not in nodes
+        _missing_node(target, driver, stale, ways)
+        for target in _NEEDED_NODES
+        if target not in nodes
     ]
     if not any(_is_anchor(lib, driver.version) for lib in facts.libraries):
         missing.append(facts.libraries_reason or f"libraries: none of version {driver.version}")
     if not gpus:
         missing.append("GPUs: none in /proc/driver/nvidia/gpus")
     elif not any(gpu.node for gpu in gpus):
-        missing.append(f"nodes: /dev/nvidiaN: none of {len(gpus)} GPUs has one")
+        way = next((f" (run {ways[n]})" for n in sorted(ways) if _GPU_NODE.fullmatch(n)), "")
+        missing.append(f"nodes: /dev/nvidiaN: none of {len(gpus)} GPUs has one{way}")
     return (DriverState.STARTING, "; ".join(missing)) if missing else (DriverState.READY, None)
 
 
-def _missing_node(target: str, driver: DriverFact, stale: tuple[str, ...]) -> str:
+def _missing_node(
+    target: str, driver: DriverFact, stale: tuple[str, ...], ways: Mapping[str, str]
+) -> str:
+    """Why a needed node is not there, and what to do."""
+    way = f" (run {ways[target]})" if target in ways else ""
     for problem in stale:
         if problem.startswith(f"{target}:"):
-            return f"nodes: {problem}"
+            return f"nodes: {problem}{way.replace('(run', '(remove it and run')}"
     if target.endswith("-uvm") and "nvidia-uvm" not in dict(driver.majors):
-        return f"nodes: {target}: the nvidia-uvm module is not loaded"
-    return f"nodes: {target}: missing"
+        return f"nodes: {target}: the nvidia-uvm module is not loaded (run modprobe nvidia-uvm)"
+    return f"nodes: {target}: missing{way}"
 
 
 def _is_anchor(library: LibraryFact, version: str) -> bool:
@@ -251,11 +249,24 @@ def _gpu_notes(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
     return (*bad, *nameless)
 
 
+def _bus_notes(facts: HostFacts) -> tuple[str, ...]:
+    """The GPUs that the nvidia module does not have. Without the module that is all of them."""
+    if facts.driver.version is None:
+        return ()
+    return tuple(
+        f"GPU {bus_id}: bound to {driver}, not to the nvidia driver"
+        if driver not in (None, "nvidia")
+        else f"GPU {bus_id}: the nvidia driver does not show it"
+        if driver
+        else f"GPU {bus_id}: no driver has it"
+        for bus_id, driver in other_owners(facts)
+    )
+
+
 def _generation(inventory: Inventory) -> str:
     """16 hex digits over all that a plan can contain; notes and reasons do not count.
 
-    A socket is in it by path only, since its daemon may
-    restart without any plan changing.
+    A socket is in it by path only, since its daemon may restart without any plan changing.
     """
     content = replace(inventory, generation="", reason=None, notes=())
     return blake2b(repr(astuple(content)).encode("utf-8", "replace"), digest_size=8).hexdigest()

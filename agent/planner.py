@@ -10,8 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from agent import catalog
+from agent.content import MACHINES_32 as MACHINES_32  # for the readers of plans
+from agent.content import drm_links, drm_nodes, files, links_and_cache
 from agent.errors import DriverNotReady, UnhealthyGpu, UnknownGpu
-from agent.facts.values import LibraryFact, NodeFact
+from agent.facts.values import NodeFact
 from agent.featurenodes import nodes_of_features
 from agent.features import FOR_MIG, OptOut
 from agent.inventory import DriverState, Gpu, Inventory, Mig
@@ -28,20 +30,10 @@ from agent.plan import (
     Plan,
     Step,
 )
-from agent.request import Capability, Request, normal_bus_id
+from agent.request import Request, normal_bus_id
 from agent.requirement import Requirement, check_requirements
-from hooks.ldcache import FLAGS
 
 PROC_DRIVER = "/driver/nvidia"
-PROGRAMS = "/usr/bin"
-MACHINES_32 = ("i386", "arm")
-
-# Names that programs open although no library has them as SONAME (injection.md A.7).
-EXTRA_LINKS = {
-    "libcuda": "libcuda.so",
-    "libGLX_nvidia": "libGLX_indirect.so.0",
-    "libnvidia-opticalflow": "libnvidia-opticalflow.so",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +59,10 @@ def plan(inventory: Inventory, request: Request, proc: ProcPaths) -> Plan:
     wanted = frozenset(map(str, request.capabilities))
     nodes = [*_nodes(inventory, chosen, wanted), *nodes_of_features(inventory, request)]
     steps = (
-        *_files(inventory, wanted, request.opt_out),
+        *files(inventory, wanted, request.opt_out),
         *(BindNode(node) for node in nodes),
-        *_links_and_cache(_libraries(inventory, wanted)),
+        *links_and_cache(inventory, wanted),
+        *drm_links(chosen.gpus, wanted),
         *_proc(inventory, chosen, proc, request),
         *(DeviceRule(node.major, node.minor) for node in nodes),
     )
@@ -165,33 +158,6 @@ def _names(inventory: Inventory) -> dict[str, tuple[Gpu, Mig | None]]:
     return names
 
 
-def _libraries(inventory: Inventory, wanted: frozenset[str]) -> list[tuple[LibraryFact, Place]]:
-    found = []
-    for library in inventory.libraries:
-        if not catalog.capabilities_of_library(catalog.stem_of(library.name)) & wanted:
-            continue
-        if library.machine not in MACHINES_32:
-            found.append((library, Place.LIBS))
-        elif Capability.COMPAT32 in wanted:
-            found.append((library, Place.LIBS32))
-    return found
-
-
-def _files(
-    inventory: Inventory, wanted: frozenset[str], opt_out: Sequence[OptOut]
-) -> Iterable[Step]:
-    for library, place in _libraries(inventory, wanted):
-        yield BindFile(place, _inside(library, library.name), library.file)
-    for program in inventory.programs:
-        if catalog.capabilities_of_program(program.name) & wanted:
-            yield BindFile(Place.ABSOLUTE, f"{PROGRAMS}/{program.name}", program.file)
-    for data in () if OptOut.FIRMWARE in opt_out else inventory.firmware:
-        yield BindFile(Place.ABSOLUTE, data.target, data.file)
-    for ipc in () if OptOut.SOCKETS in opt_out else inventory.ipc:
-        if catalog.capabilities_of_ipc(ipc.target) & wanted:
-            yield BindIpc(ipc)
-
-
 def _nodes(inventory: Inventory, chosen: Chosen, wanted: frozenset[str]) -> list[NodeFact]:
     control = [
         node
@@ -200,25 +166,8 @@ def _nodes(inventory: Inventory, chosen: Chosen, wanted: frozenset[str]) -> list
     ]
     gpus = [gpu.node for gpu in chosen.gpus if gpu.node is not None]
     caps = [node for mig in chosen.migs for node in (mig.gi_node, mig.ci_node) if node is not None]
-    return list(dict.fromkeys([*control, *gpus, *caps]))
-
-
-def _links_and_cache(libraries: Sequence[tuple[LibraryFact, Place]]) -> Iterable[Step]:
-    """The names that a linker or a program may use, and those the loader must know.
-
-    A SONAME leads to the file and every other name to the SONAME, as ldconfig and the driver's
-    installer have it.
-    """
-    for library, place in libraries:
-        soname = library.soname or library.name
-        if soname != library.name:
-            yield Link(place, _inside(library, soname), library.name)
-        extra = EXTRA_LINKS.get(catalog.stem_of(library.name))
-        for name in dict.fromkeys((*library.links, *([extra] if extra else []))):
-            if name not in (soname, library.name):
-                yield Link(place, _inside(library, name), soname)
-        if not library.subdir and library.machine in FLAGS:
-            yield CacheEntry(place, soname, soname, FLAGS[library.machine])
+    drm = [node for gpu in chosen.gpus for node in drm_nodes(gpu, wanted)]
+    return list(dict.fromkeys([*control, *gpus, *caps, *drm]))
 
 
 def _proc(
@@ -236,10 +185,6 @@ def _proc(
         names.append("capabilities")
     for name in names:
         yield BindProcGpu(inner + name, f"{proc.root}{PROC_DRIVER}/{name}")
-
-
-def _inside(library: LibraryFact, name: str) -> str:
-    return f"{library.subdir}/{name}" if library.subdir else name
 
 
 def _without_repeats(steps: Iterable[Step]) -> tuple[Step, ...]:

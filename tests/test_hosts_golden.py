@@ -89,8 +89,11 @@ def describe(inventory: Inventory) -> Iterator[str]:
             yield f"library {lib.machine} {lib.file.path} subdir {lib.subdir}"
     for program in inventory.programs:
         yield f"program {program.name} {program.file.path}"
-    for data in inventory.firmware:
-        yield f"firmware {data.target} {data.file.path}"
+    for kind in ("firmware", "data", "modules"):
+        for data in getattr(inventory, kind):
+            named = f" names {data.library[0]}" if data.library else ""
+            links = f" links {' '.join(data.links)}" if data.links else ""
+            yield f"{kind} {data.target} {data.file.path}{named}{links}"
     for ipc in inventory.ipc:
         yield f"ipc {ipc.kind} {ipc.target} {ipc.source}"
     for name, text in inventory.proc_files:
@@ -106,6 +109,8 @@ def describe_gpu(gpu: Gpu) -> Iterator[str]:
     yield f"gpu {gpu.index} name {gpu.name} brand {gpu.brand} arch {gpu.compute_capability}"
     yield f"gpu {gpu.index} node {describe_node(gpu.node)}"
     yield f"gpu {gpu.index} mig {'on' if gpu.mig_enabled else 'off'}"
+    for node in gpu.drm:
+        yield f"gpu {gpu.index} drm {describe_node(node)}"
     for mig in gpu.migs:
         start = f"gpu {gpu.index}:{mig.ordinal}"
         yield f"{start} {mig.uuid} gi {mig.gi} ci {mig.ci} name {mig.name}"

@@ -101,21 +101,34 @@ def test_unknown_library_is_noted_once() -> None:
     ]
 
 
-@pytest.mark.parametrize("target", ["/dev/nvidiactl", "/dev/nvidia-uvm"])
-def test_starting_names_the_missing_node(target: str) -> None:
-    """Without a node that every CUDA program needs the host is starting, not ready (B111)."""
+@pytest.mark.parametrize(
+    ("target", "flags", "number"),
+    [("/dev/nvidiactl", "-c 255", "195 255"), ("/dev/nvidia-uvm", "-u -c 0", "511 0")],
+)
+def test_starting_names_the_missing_node(target: str, flags: str, number: str) -> None:
+    """Without a node that every CUDA program needs the host is starting and says how to get it."""
     inventory = build(without(target))
+    by_hand = f"mknod -m 0666 {target} c {number}"
     assert (inventory.state, inventory.reason) == (
         DriverState.STARTING,
-        f"nodes: {target}: missing",
+        f"nodes: {target}: missing (run nvidia-modprobe {flags}, or {by_hand})",
     )
+
+
+def test_a_stale_node_is_to_be_removed_first() -> None:
+    """A uvm node with the major of an earlier boot would be in the way of the new one."""
+    host, stale = without("/dev/nvidia-uvm"), node("/dev/nvidia-uvm", 510, 0)
+    reason = build(replace(host, nodes=(*host.nodes, stale))).reason
+    assert "has major 510, /proc/devices has 511" in (reason or "")
+    assert "(remove it and run nvidia-modprobe -u -c 0, or mknod" in (reason or "")
 
 
 def test_starting_names_the_missing_module() -> None:
     """Where /proc/devices has no nvidia-uvm it is the module that is missing (B111)."""
     majors = tuple(m for m in DRIVER.majors if m[0] != "nvidia-uvm")
     host = replace(without("/dev/nvidia-uvm"), driver=replace(DRIVER, majors=majors))
-    assert build(host).reason == "nodes: /dev/nvidia-uvm: the nvidia-uvm module is not loaded"
+    reason = "nodes: /dev/nvidia-uvm: the nvidia-uvm module is not loaded (run modprobe nvidia-uvm)"
+    assert build(host).reason == reason
 
 
 def test_node_with_an_old_major() -> None:

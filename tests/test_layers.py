@@ -25,6 +25,8 @@ LAYERS = {
     "agent.facts": 1,
     "agent.inventory": 2,
     "agent.gpujoin": 2,
+    "agent.libraries": 2,
+    "agent.missingnodes": 2,
     "agent.spec": 2,
     "agent.request": 2,
     "agent.requirement": 2,
@@ -39,6 +41,7 @@ LAYERS = {
     "agent.toolkit": 2,
     "agent.containerd.values": 2,
     "agent.planner": 3,
+    "agent.content": 3,
     "agent.tracked": 3,
     "agent.sharing": 4,
     "agent.shelf": 5,
@@ -63,6 +66,7 @@ PURE = frozenset(
         *("errors", "config", "catalog", "facts.values", "inventory", "gpujoin", "spec"),
         *("request", "requirement", "policy", "plan", "report", "replays", "planner"),
         *("tokens", "features", "featurenodes", "sources", "containerd.values"),
+        *("libraries", "missingnodes", "content"),
     )
 )
 IO = frozenset(

@@ -15,6 +15,7 @@ from agent.facts.values import DriverFact
 # "NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 ..." and
 # "NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (...)".
 _VERSION = re.compile(r"^NVRM version:[^\n]*?\s(\d{2,}\.\d+(?:\.\d+)?)(?=\s|$)", re.MULTILINE)
+_MACHINE = re.compile(r"^NVRM version:[^\n]*?\b(x86_64|aarch64|ppc64le|riscv64)\b", re.MULTILINE)
 _DEVICE = re.compile(r"^\s*(\d+)\s+(nvidia\S*)\s*$")
 
 
@@ -30,12 +31,19 @@ def read_driver(proc_root: str) -> DriverFact:
         registry=read_text(os.path.join(folder, "registry")),
         majors=find_majors(read_text(os.path.join(proc_root, "devices")) or ""),
         reason=None if version else _reason(folder, text),
+        machine=find_machine(text) if text is not None else None,
     )
 
 
 def find_version(text: str) -> str | None:
     """The version in the text of /proc/driver/nvidia/version, or None."""
     found = _VERSION.search(text)
+    return found.group(1) if found else None
+
+
+def find_machine(text: str) -> str | None:
+    """The architecture that the text of /proc/driver/nvidia/version names, or None."""
+    found = _MACHINE.search(text)
     return found.group(1) if found else None
 
 

@@ -61,7 +61,7 @@ def read_firmware(root: DriverRoot, sys_root: str, version: str | None) -> tuple
         if real is None:
             continue
         names = fnmatch.filter(list_names(root.host(real)), "gsp*.bin")
-        facts = [_read_data(root, f"{folder}/{name}") for name in names]
+        facts = [read_data(root, f"{folder}/{name}", f"{folder}/{name}") for name in names]
         if any(facts):
             return tuple(fact for fact in facts if fact is not None)
     return ()
@@ -77,7 +77,8 @@ def _firmware_places(root: DriverRoot, sys_root: str) -> list[str]:
     return [*([own] if own.startswith("/") else []), *places, "/lib/firmware"]
 
 
-def _read_data(root: DriverRoot, inside: str) -> DataFact | None:
+def read_data(root: DriverRoot, inside: str, target: str) -> DataFact | None:
+    """The file at `inside` for the container path `target`; None if absent, empty or no file."""
     path = root.resolve(inside)
     if path is None:
         return None
@@ -87,7 +88,7 @@ def _read_data(root: DriverRoot, inside: str) -> DataFact | None:
         return None
     if not stat.S_ISREG(found.st_mode) or not found.st_size:
         return None
-    return DataFact(os.path.normpath(inside), identity(root.host(path), found))
+    return DataFact(os.path.normpath(target), identity(root.host(path), found))
 
 
 def read_ipc(root: DriverRoot) -> tuple[IpcFact, ...]:

@@ -25,7 +25,12 @@ CACHE_LIMIT = 32 * 1024 * 1024
 _ANCHOR = re.compile(r"lib(?:cuda|nvidia-ml|nvidia-glcore|nvidia-tls)\.so\.(\d{3,}\.\d+(?:\.\d+)?)")
 _HINT = re.compile(rb"lib(?:cuda|nvidia-.*|(?:GLX|EGL|vdpau)_nvidia|nvcuvid|nvoptix)\.so(?:\..*)?")
 _OWN_VERSION = re.compile(r"\d+(?:\.\d+)*")
-_SUBDIRS = ("", "vdpau")
+# Directories below those of libraries, and the one in a container that their files belong into.
+_SUBDIRS = {"": "", "vdpau": "vdpau", "tls": ""}
+
+# Old drivers have two of these; one is for kernels without native thread-local storage.
+_BY_ABI = "libnvidia-tls"
+_MODERN_ABI = (2, 3, 99)
 
 # A link to the driver's GLX library that has a stem of its own.
 _FOREIGN_LINKS = ("libGLX_indirect",)
@@ -62,20 +67,13 @@ def read_libraries(root: DriverRoot, extra: Iterable[str], version: str | None) 
     versions = _versions(listings) | ({version} if version else set())
     # With the loaded version first, its helpers win over those of another installation.
     listings.sort(key=lambda at: not _holds(at, [version]))
-    found: dict[tuple[int, int], LibraryFact] = {}
-    names_taken: set[tuple[str, str]] = set()
-    for at in listings:
-        for fact in _read_listing(root, at, versions):
-            identity = (fact.file.dev, fact.file.ino)
-            if identity not in found and (fact.machine, fact.name) not in names_taken:
-                found[identity] = fact
-                names_taken.add((fact.machine, fact.name))
+    found = _one_each(fact for at in listings for fact in _read_listing(root, at, versions))
     own = [at for at in listings if not at.subdir and _holds(at, [version])]
     reason = None
-    if not any(_version_of(fact.name) == version for fact in found.values()):
+    if not any(_version_of(fact.name) == version for fact in found):
         reason = f"libraries: lib*.so.{version or '<version>'}: none in {len(listings)} directories"
         reason += f" ({cache_problem})" if cache_problem else ""
-    libraries = _with_links(root, listings, versions, found.values())
+    libraries = _with_links(root, listings, versions, found)
     directories = tuple(dict.fromkeys(d for at in own for d in _spellings(root, at, searched)))
     return LibraryScan(libraries, directories, reason)
 
@@ -101,12 +99,30 @@ def cache_directories(root: DriverRoot) -> tuple[tuple[str, ...], str | None]:
     return tuple(found), None if found else "no driver library in /etc/ld.so.cache"
 
 
+def _one_each(candidates: Iterable[tuple[LibraryFact, bool]]) -> list[LibraryFact]:
+    """Each file once, and of one name and machine the first file, unless a later one fits better.
+
+    A candidate comes with whether it is a modern one.
+    """
+    found: dict[tuple[str, str], tuple[LibraryFact, bool]] = {}
+    files: set[tuple[int, int]] = set()
+    for fact, modern in candidates:
+        key = (fact.machine, fact.name)
+        identity = (fact.file.dev, fact.file.ino)
+        if key not in found and identity in files:
+            continue
+        files.add(identity)
+        if key not in found or (modern and not found[key][1]):
+            found[key] = (fact, modern)
+    return [fact for fact, _ in found.values()]
+
+
 def _list_all(root: DriverRoot, directories: Iterable[str]) -> list[_Listing]:
     """The directories that exist, each once however many names lead to it."""
     listings: dict[str, _Listing] = {}
     for directory in directories:
-        for subdir in _SUBDIRS:
-            path = root.resolve(f"{directory}/{subdir}")
+        for below, subdir in _SUBDIRS.items():
+            path = root.resolve(f"{directory}/{below}")
             if path is None or path in listings:
                 continue
             names = list_names(root.host(path))
@@ -131,7 +147,7 @@ def _holds(at: _Listing, versions: Collection[str | None]) -> bool:
 
 def _read_listing(
     root: DriverRoot, at: _Listing, versions: Collection[str]
-) -> Iterator[LibraryFact]:
+) -> Iterator[tuple[LibraryFact, bool]]:
     """The driver libraries of one directory, and the helpers if it has any of those."""
     if not _holds(at, versions):
         return
@@ -140,12 +156,12 @@ def _read_listing(
         stem, _, version = name.partition(".so.")
         helper = stem in helpers and _OWN_VERSION.fullmatch(version)
         if version in versions or helper:
-            fact = _read_library(root, at, name)
-            if fact is not None:
-                yield fact
+            candidate = _read_library(root, at, name)
+            if candidate is not None:
+                yield candidate
 
 
-def _read_library(root: DriverRoot, at: _Listing, name: str) -> LibraryFact | None:
+def _read_library(root: DriverRoot, at: _Listing, name: str) -> tuple[LibraryFact, bool] | None:
     """One candidate; None if it is no whole shared library with this very name."""
     path = root.resolve(f"{at.path}/{name}")
     if path is None or os.path.basename(path) != name:
@@ -157,7 +173,12 @@ def _read_library(root: DriverRoot, at: _Listing, name: str) -> LibraryFact | No
         return None
     if not elf.dynamic:
         return None
-    return LibraryFact(name, elf.soname, elf.machine, file, subdir=at.subdir)
+    needs = tuple(sorted(n for n in elf.needed if n.startswith("libnvidia-")))
+    fact = LibraryFact(
+        name, elf.soname, elf.machine, file, subdir=at.subdir, needs=needs, directory=at.path
+    )
+    modern = catalog.stem_of(name) != _BY_ABI or (elf.abi or ()) >= _MODERN_ABI
+    return fact, modern
 
 
 def _with_links(

@@ -11,8 +11,10 @@ from __future__ import annotations
 from agent.facts.driver import read_driver
 from agent.facts.files import read_firmware, read_ipc, read_programs
 from agent.facts.gpus import read_gpus, read_mig_caps
+from agent.facts.graphics import read_graphics, read_modules
 from agent.facts.libraries import read_libraries
 from agent.facts.nodes import read_nodes
+from agent.facts.pci import read_pci
 from agent.facts.root import DriverRoot, HostRoots
 from agent.facts.values import HostFacts, NvmlFact
 
@@ -33,4 +35,7 @@ def read_host(roots: HostRoots, nvml: NvmlFact) -> HostFacts:
         nodes=read_nodes(roots.dev_root),
         nvml=nvml,
         libraries_reason=scan.reason,
+        data=read_graphics(root, scan.directories),
+        modules=read_modules(root, scan.directories, driver.version),
+        pci=read_pci(roots.sys_root),
     )

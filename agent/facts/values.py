@@ -33,7 +33,9 @@ class LibraryFact:
     `name` is the basename of the real file (`libcuda.so.580.159.04`); `machine` is the ELF
     machine as `uname -m` writes it (`x86_64`, `i386`, `aarch64`); `links` are the names of
     symbolic links beside it that lead to it (`libcuda.so`, `libcuda.so.1`), sorted. `subdir` is
-    "" or the directory below the library directory it belongs into (`vdpau`, `gbm`).
+    "" or the directory below the library directory it belongs into (`vdpau`). `needs` are the
+    driver's own libraries in its DT_NEEDED. `directory` is where it was found, a path of the
+    driver root: in a farm of links the file itself lies elsewhere.
     """
 
     name: str
@@ -42,6 +44,8 @@ class LibraryFact:
     file: FileId
     links: tuple[str, ...] = ()
     subdir: str = ""
+    needs: tuple[str, ...] = ()
+    directory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +58,16 @@ class ProgramFact:
 
 @dataclass(frozen=True, slots=True)
 class DataFact:
-    """A file injected at its own place: firmware, JSON and configuration files."""
+    """A file injected at its own place: firmware, JSON and configuration files, X server modules.
+
+    `links` are the names of links beside `target` that lead to it. `library` is the absolute
+    path by which the text names a library, and the real host path of that library.
+    """
 
     target: str
     file: FileId
+    links: tuple[str, ...] = ()
+    library: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +96,9 @@ class NodeFact:
 class DriverFact:
     """The loaded kernel module, from `<proc_root>/driver/nvidia` and `<proc_root>/devices`.
 
-    `version` comes out of `version_text`, the whole content of `version`; `majors` are (name,
-    major) pairs of /proc/devices whose name starts with `nvidia`, sorted.
+    `version` comes out of `version_text`, the whole content of `version`, and so does `machine`,
+    the architecture as `uname -m` writes it; `majors` are (name, major) pairs of /proc/devices
+    whose name starts with `nvidia`, sorted.
     """
 
     version: str | None
@@ -96,6 +107,25 @@ class DriverFact:
     registry: str | None
     majors: tuple[tuple[str, int], ...]
     reason: str | None = None
+    machine: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DrmFact:
+    """A DRM device of a GPU as sysfs names it: `card0`, `renderD128`, and its number."""
+
+    name: str
+    major: int
+    minor: int
+
+
+@dataclass(frozen=True, slots=True)
+class PciGpu:
+    """An NVIDIA GPU on the PCI bus; `driver` is the kernel driver that has it, if any has."""
+
+    bus_id: str
+    driver: str | None
+    drm: tuple[DrmFact, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +199,8 @@ class HostFacts:
     """Everything the readers saw at one moment.
 
     `libraries` may hold several driver versions; `inventory` keeps those of the loaded module.
-    `libraries_reason` says why there are none.
+    `libraries_reason` says why there are none. `data` are the files of the graphics stack and of
+    OpenCL, `modules` those of the X server, `pci` the GPUs that the kernel sees, whoever has them.
     """
 
     driver: DriverFact
@@ -182,3 +213,6 @@ class HostFacts:
     nodes: tuple[NodeFact, ...]
     nvml: NvmlFact
     libraries_reason: str | None = None
+    data: tuple[DataFact, ...] = ()
+    modules: tuple[DataFact, ...] = ()
+    pci: tuple[PciGpu, ...] = ()

@@ -64,12 +64,13 @@ def assign(
 ) -> tuple[Numbered, ...]:
     """Give stand-ins to nodes in their order, recorded numbers when they run out.
 
-    Capability nodes keep theirs: their minors are names that mig-minors refers to.
+    Capability and DRM nodes keep theirs: mig-minors and sysfs refer to the numbers.
     """
     pool = iter(available)
     given = []
     for node in nodes:
-        free = None if "caps" in node.path else next(pool, None)
+        kept = "caps" in node.path or node.path.startswith("dev/dri/")
+        free = None if kept else next(pool, None)
         name, major, minor = free or ("", node.major, node.minor)
         given.append(Numbered(node, major, minor, name))
     return tuple(given)
