@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,6 +40,7 @@ from hooks import planfile
 from tests import fact_values as fv
 from tests.fake_host import ABSENT, READY, SOCKET, FakeHost, driver, record, spec
 
+TMPFS = "/dev/shm"
 OTHER = "/run/k3s/containerd/containerd.sock"
 Body = Callable[["Bench"], Awaitable[None]]
 
@@ -667,12 +669,13 @@ def test_full_run_directory_heals(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         run(tmp_path, body)
 
 
-def test_nothing_blocks_the_loop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.skipif(not os.path.isdir(TMPFS), reason="no tmpfs, which the run directory is on")
+def test_nothing_blocks_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     """200 containers, one by one, as a list and in a change of generation, hold up no callback."""
 
-    async def body() -> None:
+    async def body(run_dir: Path) -> None:
         asyncio.get_running_loop().slow_callback_duration = 0.1
-        bench = Bench(tmp_path / "run")
+        bench = Bench(run_dir)
         await bench.agent.start()
         records = [record(str(n), spec("all", "x" * 6000 + str(n))) for n in range(200)]
         await bench.agent.handle(Synced(SOCKET, tuple(records[:100])))
@@ -682,8 +685,10 @@ def test_nothing_blocks_the_loop(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         bench.host.facts = driver("550.54.15")
         await asyncio.sleep(0)
         await bench.agent.refresh("test")
+        await asyncio.sleep(0)  # what follows is the test's own time
         assert all(bench.verdict(r.spec) == "plan" for r in records)
         bench.stage.close()
 
-    anyio.run(body, backend_options={"debug": True})
+    with tempfile.TemporaryDirectory(prefix="ga-", dir=TMPFS) as home:
+        anyio.run(body, Path(home) / "run", backend_options={"debug": True})
     assert [r.message for r in caplog.records if r.name == "asyncio" and "took" in r.message] == []
