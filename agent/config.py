@@ -79,7 +79,7 @@ Seconds = Annotated[float, Strict(), Field(gt=0, le=60, allow_inf_nan=False)]
 WholeSeconds = Annotated[int, Strict(), Field(ge=1, le=300)]
 LogLevel = Literal["debug", "info", "warning", "error"]
 CapabilityName = Literal["compat32", "compute", "display", "graphics", "ngx", "utility", "video"]
-OptOutName = Literal["application_profile", "firmware", "proc_mask", "sockets"]
+OptOutName = Literal["application_profile", "cuda_compat", "firmware", "proc_mask", "sockets"]
 ALL_CAPABILITIES: tuple[CapabilityName, ...] = get_args(CapabilityName)
 
 _KNOWN_KEYS_ONLY = ConfigDict(extra="forbid")

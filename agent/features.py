@@ -33,11 +33,13 @@ class Feature(enum.StrEnum):
 class OptOut(enum.StrEnum):
     """What a container can do without.
 
-    The GSP firmware files, the sockets of the driver's daemons, the cover over
-    /proc/driver/nvidia, the application profile that goes with graphics.
+    The application profile that goes with graphics, the image's own CUDA compat libraries before
+    the driver's, the GSP firmware files, the cover over /proc/driver/nvidia, the sockets of the
+    driver's daemons.
     """
 
     APPLICATION_PROFILE = "application_profile"
+    CUDA_COMPAT = "cuda_compat"
     FIRMWARE = "firmware"
     PROC_MASK = "proc_mask"
     SOCKETS = "sockets"

@@ -10,8 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from agent import catalog
-from agent.content import MACHINES_32 as MACHINES_32  # for the readers of plans
-from agent.content import drm_links, drm_nodes, files, links_and_cache
+from agent.content import (
+    PROFILE,
+    application_profile,
+    drm_links,
+    drm_nodes,
+    files,
+    links_and_cache,
+)
 from agent.errors import DriverNotReady, UnhealthyGpu, UnknownGpu
 from agent.facts.values import NodeFact
 from agent.featurenodes import nodes_of_features
@@ -24,13 +30,15 @@ from agent.plan import (
     BindProcGpu,
     CacheEntry,
     DeviceRule,
+    ForwardCompat,
     Link,
     MaskProc,
     Place,
     Plan,
     Step,
+    Text,
 )
-from agent.request import Request, normal_bus_id
+from agent.request import Capability, Request, implied, normal_bus_id
 from agent.requirement import Requirement, check_requirements
 
 PROC_DRIVER = "/driver/nvidia"
@@ -63,6 +71,7 @@ def plan(inventory: Inventory, request: Request, proc: ProcPaths) -> Plan:
         *(BindNode(node) for node in nodes),
         *links_and_cache(inventory, wanted),
         *drm_links(chosen.gpus, wanted),
+        *_texts(inventory, chosen, request),
         *_proc(inventory, chosen, proc, request),
         *(DeviceRule(node.major, node.minor) for node in nodes),
     )
@@ -178,13 +187,33 @@ def _proc(
     below = f"/proc{PROC_DRIVER}/"
     # On a simulated host the mask lies higher, where the container's procfs has a directory.
     inner = below.removeprefix(f"{proc.mask}/") if below != f"{proc.mask}/" else ""
-    files = tuple((inner + name, content) for name, content in inventory.proc_files)
-    yield MaskProc(proc.mask, files)
+    files = (*inventory.proc_files, *_access_files(chosen))
+    yield MaskProc(proc.mask, tuple((inner + name, content) for name, content in files))
     names = [f"gpus/{gpu.bus_id}" for gpu in chosen.gpus]
     if set(FOR_MIG) & set(request.features):
         names.append("capabilities")
     for name in names:
         yield BindProcGpu(inner + name, f"{proc.root}{PROC_DRIVER}/{name}")
+
+
+def _access_files(chosen: Chosen) -> Iterable[tuple[str, str]]:
+    """By these CUDA finds the capability nodes of a MIG device; other instances have none here."""
+    for gpu in chosen.gpus:
+        for mig in (m for m in gpu.migs if m in chosen.migs):
+            instance = f"capabilities/gpu{gpu.minor}/mig/gi{mig.gi}"
+            for path, node in ((instance, mig.gi_node), (f"{instance}/ci{mig.ci}", mig.ci_node)):
+                if node is not None:
+                    # As in `params`: the container is not to make or change nodes by itself.
+                    text = f"DeviceFileMinor: {node.minor}\nDeviceFileMode: 292\n"
+                    yield f"{path}/access", f"{text}DeviceFileModify: 0\n"
+
+
+def _texts(inventory: Inventory, chosen: Chosen, request: Request) -> Iterable[Step]:
+    wanted, without = implied(request.capabilities), request.opt_out
+    if Capability.COMPUTE in wanted and OptOut.CUDA_COMPAT not in without:
+        yield ForwardCompat(inventory.driver_version or "")
+    if Capability.GRAPHICS in wanted and OptOut.APPLICATION_PROFILE not in without:
+        yield Text(PROFILE, application_profile(gpu.minor for gpu in chosen.gpus))
 
 
 def _without_repeats(steps: Iterable[Step]) -> tuple[Step, ...]:
@@ -207,6 +236,8 @@ def _place_of(step: Step) -> tuple[str, ...]:
             return ("at", Place.ABSOLUTE, step.ipc.target)
         case BindNode():
             return ("at", Place.ABSOLUTE, step.node.target)
+        case Text():
+            return ("at", Place.ABSOLUTE, step.target)
         case CacheEntry():
             return ("cache", step.place, step.soname, str(step.flags))
         case _:

@@ -14,11 +14,12 @@ import anyio
 import click
 
 from agent import catalog
+from agent.content import MACHINES_32
 from agent.errors import DriverNotReady
 from agent.facts.busid import parse_bus_id
 from agent.host import read_inventory
 from agent.inventory import DriverState, Gpu, Inventory
-from agent.planner import MACHINES_32, choose
+from agent.planner import choose
 from agent.request import parse_devices
 from agent.standalone import load
 
