@@ -49,6 +49,8 @@ def missing_nodes(facts: HostFacts) -> tuple[NodeToMake, ...]:
 def way_out(node: NodeToMake) -> str:
     """What to type to get the node."""
     by_hand = f"mknod -m {node.mode:04o} {node.path} c {node.major} {node.minor}"
+    if node.uid or node.gid:
+        by_hand += f" && chown {node.uid}:{node.gid} {node.path}"
     if "-caps/" in node.path:
         return by_hand
     uvm, modeset = node.path.startswith("/dev/nvidia-uvm"), node.path == "/dev/nvidia-modeset"

@@ -18,21 +18,28 @@ def elf(
     kind: int = LIBRARY,
     dynamic: bool = True,
     salt: bytes = b"",
+    needed: tuple[str, ...] = (),
+    abi: tuple[int, int, int] | None = None,
 ) -> bytes:
     """A file of this (class, machine); `salt` makes two otherwise equal files differ."""
     wide = machine[0] == 2
     head, row, pair = (64, 56, 16) if wide else (52, 32, 8)
-    headers = 2 if dynamic else 1
+    note = b"" if abi is None else struct.pack("<III4sIIII", 4, 16, 1, b"GNU\0", 0, *abi)
+    headers = 1 + dynamic + bool(note)
     at_dynamic = head + row * headers
-    strings = b"\0" + (soname or "").encode() + b"\0"
-    base = 0x10000
-    at_strings = at_dynamic + pair * 4
-    tags = [(5, base + at_strings), (10, len(strings)), (14 if soname else 1, 1), (0, 0)]
+    strings, base = b"\0", 0x10000
+    names = []
+    for tag, name in (*((1, n) for n in needed), *([(14, soname)] if soname else [])):
+        names.append((tag, len(strings)))
+        strings += name.encode() + b"\0"
+    at_strings = at_dynamic + pair * (len(names) + 3)
+    tags = [(5, base + at_strings), (10, len(strings)), *names, (0, 0)]
     form = "<QQ" if wide else "<II"
     section = b"".join(struct.pack(form, *tag) for tag in tags)
-    body = (section + strings if dynamic else b"") + salt
+    body = (section + strings if dynamic else b"") + note + salt
     size = at_dynamic + len(body)
     rows = [(1, 0, size)] + ([(2, at_dynamic, len(section))] if dynamic else [])
+    rows += [(4, size - len(salt) - len(note), len(note))] if note else []
     table = b"".join(_program_header(wide, k, at, base + at, n) for k, at, n in rows)
     return _header(wide, machine[1], kind, head, row, headers) + table + body
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts.driver import find_majors, find_version, read_driver
+from agent.facts.driver import find_machine, find_majors, find_version, read_driver
 from tests.host_trees import HOSTS, plant, version_text
 
 
@@ -35,6 +35,19 @@ def test_version_of_both_kinds_of_module(line: str, version: str) -> None:
 def test_version_is_never_the_compilers(text: str) -> None:
     """Without a version in the driver's own line there is none."""
     assert find_version(text) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "machine"),
+    [
+        ("NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023", "x86_64"),
+        ("NVIDIA UNIX Open Kernel Module for aarch64  570.86.15  Release Build", "aarch64"),
+        ("NVIDIA UNIX Open Kernel Module  570.86.15  Release Build", None),
+    ],
+)
+def test_machine_of_the_module(line: str, machine: str | None) -> None:
+    """The module's text also says for which architecture it is, or does not."""
+    assert find_machine(f"NVRM version: {line}\nGCC version: x86_64-linux-gnu-gcc\n") == machine
 
 
 def test_recorded_host() -> None:

@@ -32,6 +32,21 @@ def test_tells_machine_and_soname(tmp_path: Path, machine: tuple[int, int], name
     assert read(tmp_path, elf("libcuda.so.1", machine=machine)) == Elf(name, True, "libcuda.so.1")
 
 
+@pytest.mark.parametrize("machine", [X86_64, I386])
+def test_tells_needs_and_the_abi_note(tmp_path: Path, machine: tuple[int, int]) -> None:
+    """DT_NEEDED and the oldest kernel of the ABI note are read in both classes."""
+    needed = ("libnvidia-glcore.so.390.48", "libc.so.6")
+    data = elf("libGL.so.1", machine=machine, needed=needed, abi=(2, 3, 99))
+    found = read(tmp_path, data)
+    assert (found.soname, found.needed, found.abi) == ("libGL.so.1", needed, (2, 3, 99))
+
+
+def test_a_note_of_another_system(tmp_path: Path) -> None:
+    """An ABI note that is not about Linux says nothing."""
+    data = elf("libtls.so", abi=(2, 3, 99)).replace(b"GNU\0" + bytes(4), b"GNU\0\1\0\0\0")
+    assert read(tmp_path, data).abi is None
+
+
 def test_library_without_soname(tmp_path: Path) -> None:
     """A library need not have a SONAME."""
     assert read(tmp_path, elf()) == Elf("x86_64", True, None)
@@ -65,7 +80,7 @@ def test_every_cut_is_noticed(tmp_path: Path, machine: tuple[int, int]) -> None:
 @pytest.mark.parametrize("value", [0x00, 0x7F, 0xFF])
 def test_any_wrong_byte_is_survived(tmp_path: Path, machine: tuple[int, int], value: int) -> None:
     """With any byte replaced the answer is a value or `NotElf`, never another error."""
-    whole = elf("libcuda.so.1", machine=machine)
+    whole = elf("libcuda.so.1", machine=machine, needed=("libc.so.6",), abi=(2, 3, 99))
     answers = 0
     for at in range(len(whole)):
         try:

@@ -145,6 +145,25 @@ def test_vdpau_directory(tmp_path: Path) -> None:
     assert (fact.subdir, fact.links) == ("vdpau", ("libvdpau_nvidia.so.1",))
 
 
+@pytest.mark.parametrize("modern", ["", "tls/"])
+def test_tls_library_by_its_abi_note(tmp_path: Path, modern: str) -> None:
+    """Of two libnvidia-tls the one whose ABI note is for kernels with native TLS is taken."""
+    name = f"libnvidia-tls.so.{VERSION}"
+    old = "tls/" if not modern else ""
+    plant(tmp_path, {**BASE, f"{LIB64}/{old}{name}": elf(name, salt=b"old", abi=(2, 2, 5))})
+    plant(tmp_path, {f"{LIB64}/{modern}{name}": elf(name, salt=b"new", abi=(2, 3, 99))})
+    fact = only(scan(tmp_path), name)
+    assert (fact.file.path, fact.subdir) == (f"{tmp_path}/{LIB64}/{modern}{name}", "")
+
+
+def test_needs_are_the_drivers_own(tmp_path: Path) -> None:
+    """Of DT_NEEDED the driver's own libraries are a fact, those of the system are not."""
+    needed = (f"libnvidia-tls.so.{VERSION}", f"libnvidia-glcore.so.{VERSION}", "libc.so.6")
+    plant(tmp_path, {**BASE, f"{LIB64}/libGL.so.{VERSION}": elf("libGL.so.1", needed=needed)})
+    fact = only(scan(tmp_path), f"libGL.so.{VERSION}")
+    assert fact.needs == (f"libnvidia-glcore.so.{VERSION}", f"libnvidia-tls.so.{VERSION}")
+
+
 def test_all_versions_are_reported(tmp_path: Path) -> None:
     """With an upgrade under way the libraries of both versions are facts (B025)."""
     plant(tmp_path, {**BASE, **library("libcuda", version="550.54.15")})
