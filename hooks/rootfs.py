@@ -55,7 +55,7 @@ class Root:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._device = posix.fstat(fd).st_dev
+        self._mount = -1
         self._dirs: dict[bytes, int] = {}
         self._made: list[tuple[str, int, bytes, bytes]] = []
         self._waiting: list[tuple[int, bytes, bytes]] = []
@@ -248,7 +248,9 @@ class Root:
         """A volume of the user's belongs to the user: nothing is made on it (R4)."""
         if directory in self._writable:
             return
-        same = posix.fstat(directory).st_dev == self._device
+        if self._mount < 0:
+            self._mount = syscalls.mount_id(self.fd)
+        same = syscalls.mount_id(directory) == self._mount
         if not same and syscalls.fs_magic(directory) != syscalls.TMPFS_MAGIC:
             raise OSError(errno.EXDEV, "place lies on a volume, not in the image", what)
         self._writable.add(directory)

@@ -25,6 +25,8 @@ _syscall = function("syscall")
 OPEN_TREE, MOVE_MOUNT, FSOPEN, FSCONFIG, FSMOUNT = 428, 429, 430, 431, 432
 OPENAT2, MOUNT_SETATTR = 437, 442
 BPF = {"x86_64": 321, "aarch64": 280}
+STATX = {"x86_64": 332, "aarch64": 291}
+STATX_MNT_ID = 0x1000
 
 O_PATH = 0o10000000
 AT_EMPTY_PATH, AT_SYMLINK_NOFOLLOW, AT_FDCWD = 0x1000, 0x100, -100
@@ -131,6 +133,18 @@ def fs_magic(fd: int) -> int:
     return int.from_bytes(answer.raw[:8], sys.byteorder)
 
 
+def mount_id(fd: int) -> int:
+    """The id of the mount that `fd` was reached through: a bind of one directory has its own."""
+    if _syscall(_statx_call, fd, b"", AT_EMPTY_PATH, STATX_MNT_ID, _statx) == 0:
+        raw = _statx.raw
+        # Kernels before 5.8 answer without this part.
+        if int.from_bytes(raw[:4], sys.byteorder) & STATX_MNT_ID:
+            return int.from_bytes(raw[144:152], sys.byteorder)
+    with open(b"/proc/self/fdinfo/%d" % fd, "rb") as file:
+        found = [line for line in file if line.startswith(b"mnt_id:")]
+    return int(found[0].split()[1])
+
+
 def bpf(command: int, attributes: "Any") -> int:
     """bpf(2); `attributes` is a buffer(), which the kernel may write to."""
     number = BPF.get(posix.uname().machine)
@@ -139,6 +153,8 @@ def bpf(command: int, attributes: "Any") -> int:
     return _check(_syscall(number, command, attributes, len(attributes)), "bpf", str(command))
 
 
+_statx = buffer(256)
+_statx_call = STATX.get(posix.uname().machine, -1)
 _mount = function("mount")
 _umount2 = function("umount2")
 _setns = function("setns")

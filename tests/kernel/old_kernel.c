@@ -1,7 +1,7 @@
 /* old-kernel PROGRAM ARGUMENT...: runs a program for which the newer mount calls do not exist.
  *
- * A seccomp filter answers ENOSYS, as a kernel before Linux 5.2 does. The numbers are the same on
- * every architecture. */
+ * A seccomp filter answers ENOSYS, as a kernel before Linux 5.2 does. The numbers written out here
+ * are the same on every architecture. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/filter.h>
@@ -9,10 +9,12 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
-/* open_tree, move_mount, fsopen, fsconfig, fsmount, openat2, mount_setattr */
-static const unsigned absent[] = {428, 429, 430, 431, 432, 437, 442};
+/* open_tree, move_mount, fsopen, fsconfig, fsmount, openat2, mount_setattr; statx tells no mount
+ * ids before Linux 5.8 */
+static const unsigned absent[] = {428, 429, 430, 431, 432, 437, 442, SYS_statx};
 enum { COUNT = sizeof absent / sizeof *absent };
 
 int main(int argc, char **argv) {

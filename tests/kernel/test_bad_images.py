@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.containers.image import DEBIAN
+from tests.containers.image import DEBIAN, copy_image
 from tests.containers.spec import bind
 from tests.kernel.starts import NEEDS_CONTAINERS, Starter, asking, refused
 from tests.kernel.trees import contents, host_mounts, snapshot
@@ -201,8 +201,12 @@ def test_links_of_a_volume_are_not_replaced(either: Starter, root: Path) -> None
     assert snapshot(hostile) == before
 
 
-def test_nothing_is_made_on_a_volume(either: Starter, root: Path) -> None:
-    """A volume of the user's where a target lies gets no file: the start is refused."""
+@pytest.mark.parametrize("kind", ["overlay", "same file system"])
+def test_nothing_is_made_on_a_volume(either: Starter, root: Path, kind: str) -> None:
+    """A volume of the user's where a target lies gets no file: the start is refused, also where
+    the volume lies on the file system of the root."""
+    if kind != "overlay":
+        root = copy_image(root, either.work / "copy")
     volume = either.work / "volume"
     volume.mkdir()
     before = contents(root)
