@@ -3,9 +3,9 @@
     python3 -I hooks/build.py OUT_DIR
 
 Run it with the very interpreter that will run the hook: byte code belongs to one version. The
-hook's modules travel inside two files, each still marshalled until it is imported, so a start
-pays for no more than it uses; nothing is searched on sys.path and nothing is
-compiled at start. This module is build-time only.
+hook's modules travel inside three files, by how many starts need them, so a start pays for no
+more than it uses; nothing is searched on sys.path and nothing is compiled at start. This module
+is build-time only.
 """
 
 import ast
@@ -18,29 +18,27 @@ from types import CodeType
 
 HOOK_FILE = "hook.pyc"
 REPLAY_FILE = "hook-replay.bin"
+SPARE_FILE = "hook-spare.bin"
 WRAPPER_FILE = "gpu-agent-runc"
 WRAPPER_CODE = "runc_wrapper.pyc"
 
 # What every start needs, even of a container that asks for nothing; small, because the
 # interpreter reads the file three times on its way.
 HOOK_MODULES = ("errors", "clock", "state", "hook")
-# What only a replay needs, in a file of its own.
-REPLAY_MODULES = (
+# What only a replay needs, in a file of its own, in order of import.
+READY_MODULES = (
     "planfile",
     "cfunction",
     "syscalls",
     "rootfs",
-    "walk",
     "stagedir",
-    "slowpath",
-    "ldcache_table",
-    "ldcache",
-    "loader",
-    "compat",
     "mounts",
     "devices",
+    "loader",
     "replay",
 )
+# In a third file: what only a start needs that finds nothing staged, or an image not seen before.
+SPARE_MODULES = ("walk", "slowpath", "ldcache_table", "ldcache", "compat")
 WRAPPER_MODULES = ("errors", "state", "runc_wrapper")
 
 # C modules that are files of their own in some builds of Python. Where they lie is found out here:
@@ -49,7 +47,8 @@ EXTENSIONS = ("_ctypes", "_json", "_struct", "_blake2", "_socket", "select")
 
 # What the .pyc runs first. The finder serves `hooks.*` from CODE and C modules from FILES; its
 # parts are taken from where the interpreter already has them, because importing
-# importlib.machinery costs a millisecond. A process that lives for milliseconds needs no garbage
+# importlib.machinery costs a millisecond. What is needed anyway is started without the import
+# system, which takes 30 us a module. A process that lives for milliseconds needs no garbage
 # collection.
 BOOT = """
 import gc
@@ -59,25 +58,43 @@ from marshal import loads
 from _frozen_importlib import ModuleSpec
 from _frozen_importlib_external import ExtensionFileLoader
 
+def start(code):
+    for name, body in code.items():
+        module = sys.modules["hooks." + name] = type(sys)("hooks." + name)
+        setattr(hooks, name, module)
+        exec(body, module.__dict__)
+
+def later(file):
+    with open(sys.argv[0].rpartition("/")[0] + "/" + file, "rb", 0) as opened:
+        return loads(opened.read())
+
 class Bundle:
     def find_spec(name, path=None, target=None):
-        if name.startswith("hooks.") and name not in CODE:
-            with open(sys.argv[0].rpartition("/")[0] + "/" + LATER, "rb") as file:
-                CODE.update(loads(file.read()))
-        if name in CODE:
-            return ModuleSpec(name, Bundle, is_package=name == "hooks")
         file = FILES.get(name)
         if file and posix.access(file, posix.R_OK):
             return ModuleSpec(name, ExtensionFileLoader(name, file), origin=file)
+        if name.startswith("hooks."):
+            return ModuleSpec(name, Bundle)
     def create_module(spec):
+        name = spec.name[6:]
+        if name in READY:
+            start(later(REPLAY))
+            return sys.modules[spec.name]
+        if not SPARE:
+            SPARE.update(later(SPARE_FILE))
         return None
     def exec_module(module):
-        exec(loads(CODE[module.__name__]), module.__dict__)
+        name = module.__name__[6:]
+        if name not in READY:
+            exec(loads(SPARE[name]), module.__dict__)
 
 gc.disable()
 sys.meta_path.insert(0, Bundle)
-from hooks.{module} import main
-posix._exit(main(sys.argv[1:]))
+hooks = sys.modules["hooks"] = type(sys)("hooks")
+hooks.__path__ = []
+SPARE = {}
+start({name: loads(body) for name, body in FIRST.items()})
+posix._exit(hooks.{module}.main(sys.argv[1:]))
 """
 
 # The shim calls its runtime four times a container and more; only `create` is worth an
@@ -110,14 +127,14 @@ class Bare(ast.NodeTransformer):
         return ast.copy_location(ast.Assign([node.target], node.value), node)
 
 
-def compiled(source: str, name: str) -> bytes:
-    """`source` as marshalled byte code, as little as will run.
+def compiled(source: str) -> CodeType:
+    """`source` as byte code, as little as will run.
 
     No docstrings, asserts and annotations, and no line numbers: the hook prints one line, never
     a traceback.
     """
     tree = ast.fix_missing_locations(Bare().visit(ast.parse(source)))
-    return marshal.dumps(_shortened(compile(tree, name, "exec", dont_inherit=True, optimize=2)))
+    return _shortened(compile(tree, "hook", "exec", dont_inherit=True, optimize=2))
 
 
 def _shortened(code: CodeType) -> CodeType:
@@ -134,26 +151,39 @@ def _extension_files() -> dict[str, str]:
     }
 
 
-def code_of(package: Path, modules: tuple[str, ...]) -> dict[str, bytes]:
-    """Full name to marshalled byte code, for modules of `package`."""
-    sources = {name: (package / f"{name}.py").read_text("utf-8") for name in modules}
-    return {f"hooks.{name}": compiled(text, f"{name}.py") for name, text in sources.items()}
+def code_of(package: Path, modules: tuple[str, ...]) -> dict[str, CodeType]:
+    """Name to byte code, for modules of `package`."""
+    return {name: compiled((package / f"{name}.py").read_text("utf-8")) for name in modules}
+
+
+def marshalled(code: dict[str, CodeType]) -> dict[str, bytes]:
+    """The same, each still to be loaded."""
+    return {name: marshal.dumps(body) for name, body in code.items()}
 
 
 def bundle(package: Path, modules: tuple[str, ...]) -> bytes:
     """The content of a .pyc with these modules, which runs `main` of the last one."""
-    code = {"hooks": compiled("", "hooks.py"), **code_of(package, modules)}
-    data = f"CODE = {code!r}\nFILES = {_extension_files()!r}\nLATER = {REPLAY_FILE!r}\n"
-    program = compiled(data + BOOT.format(module=modules[-1]), "hook.py")
+    data = {
+        "FIRST": marshalled(code_of(package, modules)),
+        "READY": READY_MODULES,
+        "FILES": _extension_files(),
+        "REPLAY": REPLAY_FILE,
+        "SPARE_FILE": SPARE_FILE,
+    }
+    lines = "".join(f"{name} = {value!r}\n" for name, value in data.items())
+    program = BOOT.replace("{module}", modules[-1])
     # Flags 1: hash-based and never checked against a source, of which there is none.
-    return importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8) + program
+    head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)
+    return head + marshal.dumps(compiled(lines + program))
 
 
 def build(out: Path, python: str = sys.executable, package: Path | None = None) -> None:
     """Write the hook and the wrapper into the directory `out`, each whole or not at all."""
     package = package or Path(__file__).parent
     out.mkdir(parents=True, exist_ok=True)
-    _publish(out / REPLAY_FILE, marshal.dumps(code_of(package, REPLAY_MODULES)), 0o644)
+    _publish(out / REPLAY_FILE, marshal.dumps(code_of(package, READY_MODULES)), 0o644)
+    spare = marshal.dumps(marshalled(code_of(package, SPARE_MODULES)))
+    _publish(out / SPARE_FILE, spare, 0o644)
     _publish(out / HOOK_FILE, bundle(package, HOOK_MODULES), 0o644)
     _publish(out / WRAPPER_CODE, bundle(package, WRAPPER_MODULES), 0o644)
     wrapper = WRAPPER.format(python=python, code=WRAPPER_CODE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import marshal
 import os
 import subprocess
 import sys
@@ -73,7 +72,8 @@ def test_state_alone_reads_no_replay_code(built: Path) -> None:
 
 def test_every_runtime_module_is_built() -> None:
     """A module of `hooks` that is in no bundle would be found missing on a node only."""
-    bundled = {*build.HOOK_MODULES, *build.REPLAY_MODULES, *build.WRAPPER_MODULES}
+    needed = {*build.HOOK_MODULES, *build.READY_MODULES, *build.WRAPPER_MODULES}
+    bundled = {*needed, *build.SPARE_MODULES}
     there = {path.stem for path in Path(build.__file__).parent.glob("*.py")}
     assert there - bundled == {"__init__", "build"}
     assert bundled <= there
@@ -84,7 +84,7 @@ def test_built_twice_is_the_same(built: Path, tmp_path: Path) -> None:
     subprocess.run([PYTHON, "-I", build.__file__, str(tmp_path / "a")], check=True, timeout=60)
     names = sorted(path.name for path in built.iterdir())
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == names
-    for name in (build.HOOK_FILE, build.REPLAY_FILE, build.WRAPPER_CODE):
+    for name in (build.HOOK_FILE, build.REPLAY_FILE, build.SPARE_FILE, build.WRAPPER_CODE):
         assert (tmp_path / "a" / name).read_bytes() == (built / name).read_bytes()
 
 
@@ -100,7 +100,7 @@ def test_code_is_bare() -> None:
     source = (
         'def f(a: int, *, b: str = "x") -> "None":\n    """Doc."""\n    c: int = 1\n    d: int\n'
     )
-    code = marshal.loads(build.compiled(source, "x.py"))
+    code = build.compiled(source)
     function = next(c for c in code.co_consts if isinstance(c, CodeType))
     assert function.co_linetable == b""
     assert "Doc." not in function.co_consts
