@@ -56,7 +56,8 @@ REASONS = {
     "one file and shows all GPUs.",
     "H": "CDI keeps a nested legacy hook quiet with it. Ours acts on staged plans, not on the "
     "environment, which a createRuntime hook could not change either.",
-    "I": "CDI's libraries lie outside of the image's directories, and this says where; ours do not.",
+    "I": "CDI's libraries lie outside of the image's directories, and this says where; ours lie "
+    "inside.",
 }
 
 # (kind, our column, the other one, what differs) -> the reason. What is not here is not meant.
@@ -207,9 +208,9 @@ def text(rows: Iterable[Row]) -> Iterator[str]:
     """The lines of the table with its legend."""
     yield "# One H200, driver 580.159.04: what we bring and what the usual tools bring"
     yield ""
-    yield "Made by `tests/test_peers.py` from `peers.json`, recorded on that host, and from our plans"
-    yield "for it. An empty cell: not brought, or not shown by that tool's record. LIBS is the image's"
-    yield "library directory. All of them mount files with the same options."
+    yield "Made by `tests/test_peers.py` from `peers.json`, recorded on that host, and from our"
+    yield "plans for it. An empty cell: not brought, or not shown by that tool's record. LIBS is"
+    yield "the image's library directory. All of them mount files with the same options."
     yield ""
     yield f"| what | {' | '.join(COLUMNS)} | why |"
     yield f"|{'---|' * (len(COLUMNS) + 2)}"
