@@ -86,6 +86,23 @@ def test_programs_and_sockets() -> None:
     assert catalog.capabilities_of_ipc("/run/docker.sock") == frozenset()
 
 
+@pytest.mark.parametrize(
+    ("name", "capabilities"),
+    [
+        ("nv-fabricmanager", {"utility"}),
+        ("nvidia-cuda-mps-control", {"compute"}),
+        ("nvidia-debugdump", {"utility"}),
+        ("nvidia-imex", {"compute"}),
+        ("nvidia-imex-ctl", {"compute"}),
+        ("nvidia-persistenced", {"utility"}),
+        ("nvidia-xconfig", {"display", "graphics"}),
+    ],
+)
+def test_every_program_has_its_class(name: str, capabilities: set[str]) -> None:
+    """Each program comes with one capability; those of CDI that legacy lacks are here too."""
+    assert catalog.capabilities_of_program(name) == capabilities
+
+
 def test_nodes() -> None:
     """nvidiactl comes with anything, uvm with compute or video, modeset with display only."""
     assert catalog.capabilities_of_node("/dev/nvidiactl") == {catalog.ANY}
