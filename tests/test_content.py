@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from agent import catalog
-from agent.content import application_profile
+from agent.content import PROFILE, application_profile
 from agent.facts.values import DataFact, DrmFact, HostFacts, LibraryFact, NvmlGpu, PciGpu
+from agent.features import OptOut
 from agent.inventory import build
-from agent.plan import BindFile, BindNode, CacheEntry, DeviceRule, Link, Place, Plan
+from agent.plan import BindFile, BindNode, CacheEntry, DeviceRule, Link, Place, Plan, Text
 from agent.planner import ProcPaths, plan
 from agent.policy import Policy
 from agent.request import ask
@@ -282,3 +283,21 @@ def test_application_profile_names_the_minors(minors: tuple[int, ...], mask: int
     assert profile["settings"] == ["EGLVisibleDGPUDevices", mask]
     assert made["rules"] == [{"pattern": [], "profile": profile["name"]}]
     assert profile["name"] == "_container_"
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "drawing"), [("graphics", True), ("display", True), ("compute,utility", False)]
+)
+def test_application_profile_with_drawing_only(capabilities: str, drawing: bool) -> None:
+    """Where something is drawn the container's profile names the granted GPU, minor 1 here."""
+    expected = [Text(PROFILE, application_profile((1,)))] if drawing else []
+    assert [s for s in planned(capabilities, "1").steps if isinstance(s, Text)] == expected
+
+
+def test_opt_out_of_the_application_profile() -> None:
+    """A container can do without the profile, and lacks nothing else then."""
+    request = ask("all", "graphics", Policy(opt_out=(OptOut.APPLICATION_PROFILE,)), "test")
+    assert request is not None
+    without = plan(build(HOST), request, ProcPaths()).steps
+    gone = [step for step in planned("graphics").steps if step not in without]
+    assert [type(step) for step in gone] == [Text]

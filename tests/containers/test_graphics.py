@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent.content import PROFILE
 from tests.containers.image import missing_tools, session_image
 from tests.containers.runc import Container
 from tests.containers.spec import make_spec
@@ -59,7 +60,7 @@ def test_manifests_and_modules_can_be_read(node: SimulatedNode) -> None:
         *("/usr/share/glvnd/egl_vendor.d/10_nvidia.json",),
         *("/usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json",),
         *("/usr/share/X11/xorg.conf.d/nvidia-drm-outputclass.conf",),
-        *("/usr/lib64/xorg/modules/drivers/nvidia_drv.so",),
+        *("/usr/lib64/xorg/modules/drivers/nvidia_drv.so", PROFILE),
         f"{extensions}/libglxserver_nvidia.so",
         *(f"{libs}/{n}" for n in ("gbm/nvidia-drm_gbm.so", "libGLX_indirect.so.0")),
         f"{libs}/libnvidia-vulkan-producer.so",
