@@ -22,7 +22,7 @@ from agent import control, hooksocket, logs, readiness
 from agent.answers import Answers
 from agent.config import Config
 from agent.containerd.stream import watch
-from agent.errors import AgentError
+from agent.errors import AgentError, StageError
 from agent.host import Host, host_roots, proc_paths
 from agent.policy import policy_of
 from agent.reconcile import Reconciler
@@ -90,6 +90,10 @@ async def _repair(reconciler: Reconciler, replays: ReplayLog) -> None:
         if not reconciler.published:
             reconciler.publish()
         replays.read()
+        try:
+            reconciler.stage.trim()
+        except StageError as e:
+            log.error("not cleared up", extra={"error": str(e)})
 
 
 async def _end_on_signal(scope: anyio.CancelScope) -> None:

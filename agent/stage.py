@@ -4,13 +4,14 @@
         generation         the generation in force; a plan of another one is never replayed
         staged/<digest>    one entry a spec: a verdict, and which plan (digest of the spec)
         plans/<digest>     plans, shared by every container with the same request
+        kept/<digest>      loader caches that hooks have merged; only cleared up here
         replays.log        the hooks' records; only read and rotated here
         lock, *.sock       one agent at a time, and where it listens
 
-The agent is the only writer. Files appear whole (temporary name, then rename in the same
-directory) and closed to everyone else. Nothing is synced to disk: the directory does not outlive
-the machine, and a file that is lost only makes its hook ask. The writes are a few microseconds
-of tmpfs, so they are made on the event loop.
+The agent is the only writer of entries and plans. Files appear whole (temporary name, then rename
+in the same directory) and closed to everyone else. Nothing is synced to disk: the directory does
+not outlive the machine, and a file that is lost only makes its hook ask. The writes are a few
+microseconds of tmpfs, so they are made on the event loop.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from pathlib import Path
 
 from agent.errors import StageError
 from agent.plan import Entry, Plan, digest, encode, encode_entry
+from hooks.stagedir import KEPT_LIMIT
 
-GENERATION, STAGED, PLANS, LOCK = "generation", "staged", "plans", "lock"
+GENERATION, STAGED, PLANS, KEPT, LOCK = "generation", "staged", "plans", "kept", "lock"
 
 
 class Stage:
@@ -43,7 +45,7 @@ class Stage:
                 _own_directory(self.path)
                 undo.callback(os.close, self._take_lock())
                 self._dirs = {}
-                for name in ("", STAGED, PLANS):
+                for name in ("", STAGED, PLANS, KEPT):
                     fd = os.open(_own_directory(self.path / name), os.O_RDONLY | os.O_DIRECTORY)
                     undo.callback(os.close, fd)
                     self._dirs[name] = fd
@@ -113,6 +115,19 @@ class Stage:
             for name in names:
                 if name not in keep:
                     self._remove(directory, name)
+
+    def trim(self) -> None:
+        """Make room for hooks' merged caches: of too many the older half goes."""
+        names = os.listdir(self._dirs[KEPT])
+        if len(names) <= KEPT_LIMIT // 2:
+            return
+        aged = []
+        for name in names:
+            with suppress(FileNotFoundError):  # a hook's draft that has its real name by now
+                age = os.stat(name, dir_fd=self._dirs[KEPT], follow_symlinks=False).st_mtime_ns
+                aged.append((age, name))
+        for _, name in sorted(aged)[: len(aged) // 2]:
+            self._remove(KEPT, name)
 
     def _put(self, directory: str, name: str, content: bytes) -> None:
         where = self._dirs[directory]

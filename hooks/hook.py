@@ -133,7 +133,8 @@ class Start:
         root = entry.root
         rootfs = root if root.startswith(b"/") else b"%s/%s" % (self._state.bundle, root)
         container = replay.Container(self._state.pid, rootfs, (entry.uid, entry.gid))
-        replay.Replay(plan, container, self._options.run_dir, self._clock).run()
+        run_dir = self._options.run_dir
+        replay.Replay(plan, container, run_dir, self._stage, self._clock).run()
 
     def record(self, error: str) -> None:
         """Leave one line for the agent: who, how, how long in which phase, and what failed."""

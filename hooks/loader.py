@@ -8,8 +8,11 @@ those of a plain file of sensible size.
 import errno
 import posix
 
-from hooks import ldcache
 from hooks.rootfs import S_IFMT, S_IFREG, Root
+
+TYPE_CHECKING = False  # type checkers take it for True; `typing` costs 9 ms to import
+if TYPE_CHECKING:
+    from hooks.stagedir import Stage
 
 CACHE = b"/etc/ld.so.cache"
 CACHE_LIMIT = 16 << 20
@@ -22,26 +25,55 @@ Entry = tuple[bytes, bytes, int]
 File = tuple[bytes, bytes]
 
 
-def files(root: Root, entries: list[Entry], machine: str, compat: bytes | None) -> list[File]:
+def files(
+    root: Root, entries: list[Entry], machine: str, compat: bytes | None, stage: "Stage | None"
+) -> list[File]:
     """(path, new content) of the files that must change so that `entries` are found.
 
     An entry is (SONAME, container path, flags). With `compat`, the loaded driver's version, the
-    image's own CUDA compat libraries come first if they fit it.
+    image's own CUDA compat libraries come first if they fit it. Merged caches are kept in `stage`.
     """
     if compat is not None and root.find(COMPAT) is not None:
         entries = _prefer_compat(root, entries, machine, compat)
     changed = []
     old = read(root, CACHE, CACHE_LIMIT)
-    try:
-        new = ldcache.merge(old, entries)
-    except ValueError:
-        # A cache that no loader would accept is worth nothing: start a new one.
-        new = ldcache.merge(None, entries)
+    new = _merged(old, entries, stage)
     if new != old:
         changed.append((CACHE, new))
     if root.find(b"lib/ld-musl-%s.so.1" % machine.encode()) is not None:
         changed += _musl(root, entries, machine)
     return changed
+
+
+def _merged(old: bytes | None, entries: list[Entry], stage: "Stage | None") -> bytes:
+    """The merged cache; containers of one image and plan get the one merged for the first."""
+    name = _name(old, entries)
+    known = None if stage is None else stage.recall(name)
+    if known is not None:
+        return known
+    # Here only: a cache that was merged before needs neither the time nor the import.
+    from hooks import ldcache
+
+    try:
+        new = ldcache.merge(old, entries)
+    except ValueError:
+        # A cache that no loader would accept is worth nothing: start a new one.
+        new = ldcache.merge(None, entries)
+    if stage is not None:
+        stage.keep(name, new)
+    return new
+
+
+def _name(old: bytes | None, entries: list[Entry]) -> str:
+    """What a merged cache is kept under: 256 bits, because images choose what goes in."""
+    try:
+        from _blake2 import blake2b
+    except ImportError:  # pragma: no cover - the C part is all that is used of `hashlib`
+        from hashlib import blake2b
+    state = blake2b(b"absent" if old is None else b"cache\0" + old, digest_size=32)
+    for soname, path, flags in entries:
+        state.update(b"\0%s\0%s\0%d" % (soname, path, flags))
+    return state.hexdigest()
 
 
 def read(root: Root, path: bytes, limit: int) -> bytes | None:
@@ -67,6 +99,7 @@ def read(root: Root, path: bytes, limit: int) -> bytes | None:
 
 def _prefer_compat(root: Root, entries: list[Entry], machine: str, driver: bytes) -> list[Entry]:
     # Only images with CUDA's compat package pay for the import.
+    from hooks import ldcache
     from hooks.compat import libraries
 
     flags = ldcache.FLAGS.get(machine, 0)

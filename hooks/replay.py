@@ -20,6 +20,7 @@ from hooks.syscalls import O_PATH
 TYPE_CHECKING = False  # type checkers take it for True; `typing` costs 9 ms to import
 if TYPE_CHECKING:
     from hooks.clock import Clock
+    from hooks.stagedir import Stage
 
 
 class Container:
@@ -55,9 +56,19 @@ class Container:
 
 
 class Replay:
-    """One replay of `plan` into `container`; `run_dir` is the agent's directory on tmpfs."""
+    """One replay of `plan` into `container`.
 
-    def __init__(self, plan: Plan, container: Container, run_dir: bytes, clock: "Clock") -> None:
+    `run_dir` is the agent's directory on tmpfs, `stage` what is in it, None if it is not there.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        container: Container,
+        run_dir: bytes,
+        stage: "Stage | None",
+        clock: "Clock",
+    ) -> None:
         self._container = container
         self._root = container.root
         self._clock = clock
@@ -71,6 +82,7 @@ class Replay:
         self._texts: list[loader.File] = []
         self._compat: bytes | None = None
         self._run_dir = run_dir
+        self._stage = stage
         self._spares: list[bytes] = []
         for step in plan.steps:
             self._sort(step)
@@ -131,28 +143,30 @@ class Replay:
                 self._nested.append((Source(step[3], S_IFDIR, step[2], ()), step[1]))
 
     def _make_targets(self) -> list[tuple[Source, Target]]:
-        """Mount points, links and the loader cache, owned by the container's root user."""
-        owner = self._container.owner
-        if owner != (0, 0):
-            syscalls.set_fs_owner(*owner)
+        """Mount points, links and the loader's files, owned by the container's root user."""
         machine = posix.uname().machine
         places = layout(self._root, machine)
+        changed = self._changed_files(places, machine)
+        self._clock.mark("cache")
+        owner = self._container.owner
+        # The container's root may not even look into the run directory: what touches that
+        # happens before or after.
+        if owner != (0, 0):
+            syscalls.set_fs_owner(*owner)
         targets = []
         for source, place, name in self._binds:
             path = _join(places[place], name)
             targets.append((source, self._root.mount_point(path, source.kind)))
         for place, name, points_to in self._links:
             self._root.link(_join(places[place], name), points_to)
-        self._clock.mark("targets")
-        unwritten = self._write_files(places, machine)
-        self._clock.mark("cache")
+        unwritten = self._write(changed)
         if owner != (0, 0):
             syscalls.set_fs_owner(0, 0)
         targets += [self._bind_content(path, content) for path, content in unwritten]
         return targets
 
-    def _write_files(self, places: dict[bytes, bytes], machine: str) -> list[loader.File]:
-        """Write texts and the loader's files; gives back those that the root does not take."""
+    def _changed_files(self, places: dict[bytes, bytes], machine: str) -> list[loader.File]:
+        """Texts and the loader's files, as far as the image does not have them like that."""
         changed = [
             (path, content)
             for path, content in self._texts
@@ -163,7 +177,11 @@ class Replay:
                 (soname, _join(places[place], name), flags)
                 for soname, place, name, flags in self._cache
             ]
-            changed += loader.files(self._root, entries, machine, self._compat)
+            changed += loader.files(self._root, entries, machine, self._compat, self._stage)
+        return changed
+
+    def _write(self, changed: list[loader.File]) -> list[loader.File]:
+        """Write whole files; gives back those that the root does not take."""
         unwritten = []
         for path, content in changed:
             try:

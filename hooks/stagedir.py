@@ -1,20 +1,23 @@
 """The agent's run directory, read side: entries, plans and the generation in force.
 
 Whoever writes here is root on the node, so every file must be what only root could have made:
-a plain file of root's, closed to everyone else, with one name. The hook writes one thing only,
-its line in the replay log.
+a plain file of root's, closed to everyone else, with one name. The hook writes two things: its
+line in the replay log, and loader caches it has merged, for the next container of that image.
 """
 
 import posix
 
 from hooks import planfile
 from hooks.errors import Untrusted, Unusable
-from hooks.rootfs import S_IFMT, S_IFREG
+from hooks.rootfs import S_IFMT, S_IFREG, write_all
 from hooks.state import digest
 from hooks.syscalls import O_PATH
 
 FILE_LIMIT = 4 << 20
 LOG_LIMIT = 4 << 20
+# Images decide how many there are and how large, so both are bounded: 32 MiB altogether.
+KEPT_LIMIT = 128
+KEPT_SIZE = 256 << 10
 STICKY = 0o1000
 
 
@@ -57,6 +60,34 @@ class Stage:
         if plan.generation != entry.generation:
             raise Unusable("staged plan: of another generation than its entry")
         return plan
+
+    def recall(self, name: str) -> bytes | None:
+        """What a hook has kept under `name`. Raises Untrusted."""
+        try:
+            return self._read(b"kept/" + name.encode())
+        except Unusable:
+            return None
+
+    def keep(self, name: str, content: bytes) -> None:
+        """Keep a computed file for the next hook, if there is room; the agent clears up."""
+        path = b"kept/" + name.encode()
+        draft = b"%s.%d" % (path, posix.getpid())
+        flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
+        try:
+            count = len(posix.listdir(self.path + b"/kept"))
+            if count >= KEPT_LIMIT or len(content) > KEPT_SIZE:
+                return
+            fd = posix.open(draft, flags, 0o600, dir_fd=self._fd)
+            try:
+                write_all(fd, content)
+                posix.rename(draft, path, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+            except OSError:
+                posix.unlink(draft, dir_fd=self._fd)
+            finally:
+                posix.close(fd)
+        except OSError:
+            # Kept or not, this container has its file.
+            return
 
     def record(self, line: bytes) -> None:
         """Add a line to the replay log; a log that is too long or cannot be written is left."""
