@@ -1,5 +1,6 @@
 /* Ask OpenCL for its GPUs as an ICD loader does: load the vendor's library by the SONAME that
- * /etc/OpenCL/vendors/nvidia.icd names, get its platforms, count their devices. No header needed.
+ * /etc/OpenCL/vendors/nvidia.icd names (or by its usual one, where the driver brings no such file),
+ * get its platforms, count their devices. No header needed.
  * Prints "opencl ok: <device name>" or what failed. */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -21,10 +22,10 @@ struct object {
 
 int main(void)
 {
-    char library[128] = "", name[128] = "";
+    char library[128] = "libnvidia-opencl.so.1", name[128] = "";
     FILE *icd = fopen("/etc/OpenCL/vendors/nvidia.icd", "r");
-    if (!icd || !fgets(library, sizeof library, icd)) {
-        puts("opencl: no /etc/OpenCL/vendors/nvidia.icd");
+    if (icd && !fgets(library, sizeof library, icd)) {
+        puts("opencl: empty /etc/OpenCL/vendors/nvidia.icd");
         return 1;
     }
     library[strcspn(library, "\n")] = 0;

@@ -27,11 +27,19 @@ ALL = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"]
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 
 
+def build_probe(name: str, target: Path) -> Path:
+    """Compile `<name>_probe.c`."""
+    source = Path(__file__).with_name(f"{name}_probe.c")
+    subprocess.run(["gcc", "-O1", "-o", target, source, "-ldl"], check=True, timeout=60)
+    return target
+
+
 def _install_front_ends(image: Path) -> None:
-    """What a graphics image brings itself: Vulkan's loader, and what the driver links to."""
+    """What a graphics image brings itself: Vulkan's loader, GLVND, what the driver links to."""
     libraries = Path("/", LIBRARIES)
-    for library in libraries.glob("libvulkan.so.1*"):
-        shutil.copy(library, image / LIBRARIES / library.name, follow_symlinks=False)
+    for stem in ("libvulkan", "libGLX", "libGL", "libGLdispatch", "libEGL", "libOpenGL"):
+        for library in libraries.glob(f"{stem}.so.*"):
+            shutil.copy(library, image / LIBRARIES / library.name, follow_symlinks=False)
     found = subprocess.run(["ldconfig", "-p"], check=True, capture_output=True, text=True)
     vendor = [w for w in found.stdout.split() if "libGLX_nvidia.so.0" in w and w.startswith("/")]
     for path in vendor[:1]:
@@ -54,9 +62,7 @@ def node() -> Iterator[LocalNode]:
     with work_dir() as work:
         image = build_image(work / "image")
         for name in PROBES:
-            source = Path(__file__).with_name(f"{name}_probe.c")
-            program = image / "usr/bin" / f"{name}-probe"
-            subprocess.run(["gcc", "-O1", "-o", program, source, "-ldl"], check=True, timeout=60)
+            build_probe(name, image / "usr/bin" / f"{name}-probe")
         _install_front_ends(image)
         with LocalNode(None, image=image) as made:
             yield made
@@ -97,9 +103,7 @@ def test_container_without_request_has_no_driver(node: LocalNode) -> None:
 
 
 def test_opencl_finds_the_gpu(node: LocalNode) -> None:
-    """Where the driver has an OpenCL vendor file, OpenCL names the GPU in the container."""
-    if "/etc/OpenCL/vendors/nvidia.icd" not in injected(node):
-        pytest.skip("this host's driver has no OpenCL vendor file")
+    """The driver's OpenCL names the GPU in the container."""
     name = node.answer("status")["gpus"][0]["name"]
     with node.container("opencl", ALL) as container:
         assert container.sh("opencl-probe || true").strip() == f"opencl ok: {name}"
@@ -109,8 +113,11 @@ def test_vulkan_finds_the_gpu(node: LocalNode) -> None:
     """Where the driver has a Vulkan driver file, Vulkan names the GPU in the container."""
     if not any(path.endswith("/nvidia_icd.json") for path in injected(node)):
         pytest.skip("this host's driver has no Vulkan driver file")
-    if not Path("/", LIBRARIES, "libvulkan.so.1").exists():
-        pytest.skip("not installed: libvulkan1, for the image")
+    with work_dir() as work:
+        probe = build_probe("vulkan", work / "vulkan-probe")
+        outside = subprocess.run([probe], capture_output=True, text=True, timeout=60, check=False)
+    if outside.returncode:
+        pytest.skip(f"on the host itself: {outside.stdout.strip()}")
     name = node.answer("status")["gpus"][0]["name"]
     with node.container("vulkan", ALL) as container:
         assert container.sh("vulkan-probe || true").strip() == f"vulkan ok: {name}"
