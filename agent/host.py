@@ -7,6 +7,8 @@ the loaded one are not believed (`agent.inventory`). It decides nothing about a 
 
 from __future__ import annotations
 
+import platform
+
 import anyio.to_thread
 
 from agent.config import HostSettings
@@ -72,8 +74,8 @@ async def read_inventory(settings: HostSettings, *, nvml: bool = True) -> Invent
 
 def nvml_library(facts: HostFacts) -> str | None:
     """The absolute path of the loaded driver's own libnvidia-ml."""
-    version = facts.driver.version
+    version, machine = facts.driver.version, facts.driver.machine or platform.machine()
     for library in facts.libraries:
-        if library.name == f"{NVML_LIBRARY}.so.{version}" and library.machine != "i386":
+        if library.name == f"{NVML_LIBRARY}.so.{version}" and library.machine == machine:
             return library.file.path
     return None

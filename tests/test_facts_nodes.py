@@ -26,8 +26,8 @@ def test_no_dev(tmp_path: Path) -> None:
 
 
 def test_other_nodes_are_left_out() -> None:
-    """Of this machine's own /dev nothing but NVIDIA and DRM nodes is taken."""
-    places = ("/dev/nvidia", "/dev/dri/", "/dev/gdrdrv")
+    """Of this machine's own /dev nothing but NVIDIA, DRM and RDMA nodes is taken."""
+    places = ("/dev/nvidia", "/dev/dri/", "/dev/gdrdrv", "/dev/infiniband/")
     assert [n for n in read_nodes("/") if not n.target.startswith(places)] == []
 
 
@@ -37,6 +37,8 @@ def test_nodes_with_their_numbers(tmp_path: Path) -> None:
     """Numbers, mode and owner are the node's own; both paths differ by the dev root."""
     numbers = {
         "dri/renderD128": (226, 128),
+        "infiniband/rdma_cm": (10, 122),
+        "infiniband/uverbs0": (231, 192),
         "nvidia-caps/nvidia-cap33": (241, 33),
         "nvidia-caps-imex-channels/channel0": (242, 0),
         "nvidia0": (195, 0),

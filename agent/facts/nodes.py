@@ -20,11 +20,12 @@ _PLACES = {
     "nvidia-caps": re.compile(r"nvidia-cap\d+"),
     "nvidia-caps-imex-channels": re.compile(r"channel\d+"),
     "dri": re.compile(r"(?:card|renderD)\d+"),
+    "infiniband": re.compile(r"uverbs\d+|rdma_cm"),
 }
 
 
 def read_nodes(dev_root: str) -> tuple[NodeFact, ...]:
-    """Every NVIDIA and DRI node below `<dev_root>/dev`, sorted by container path."""
+    """Every NVIDIA, DRI and RDMA node below `<dev_root>/dev`, sorted by container path."""
     root = os.path.realpath(dev_root)
     found = []
     for place, names in _PLACES.items():
