@@ -16,7 +16,6 @@ from pathlib import Path
 from tests.host_trees import Tree, plant
 
 CACHE = Path(__file__).parents[1] / ".cache" / "debian-driver"
-ARCHIVE = "http://deb.debian.org/debian"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 SUITE = "bookworm"
 COMPONENTS = "main contrib non-free non-free-firmware"
@@ -67,7 +66,7 @@ def _download(cache: Path) -> Path:
     for name in ("lists/partial", "archives/partial", "debs"):
         (cache / name).mkdir(parents=True, exist_ok=True)
     sources = cache / "sources.list"
-    sources.write_text(f"deb [signed-by={KEYRING}] {ARCHIVE} {SUITE} {COMPONENTS}\n")
+    sources.write_text(f"deb [signed-by={KEYRING}] {_archive()} {SUITE} {COMPONENTS}\n")
     options = {
         "Dir::Etc::sourcelist": str(sources),
         "Dir::Etc::sourceparts": "-",
@@ -85,6 +84,17 @@ def _download(cache: Path) -> Path:
             said = (done.stderr.strip() or "no reason given").splitlines()[-1]
             raise NoDriver(f"apt-get {command[0]}: {said}")
     return cache / "debs"
+
+
+def _archive() -> str:
+    """Where this machine's apt gets the suite from."""
+    command = ["apt-get", "indextargets", "--format", "$(SITE) $(CODENAME)"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    for line in done.stdout.splitlines():
+        site, _, suite = line.rpartition(" ")
+        if suite == SUITE:
+            return site
+    raise NoDriver(f"apt has no source of Debian {SUITE}")
 
 
 def _unpack(debs: Path, root: Path) -> None:
