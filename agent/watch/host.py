@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 Emit = Callable[[str], Awaitable[None]]
 Present = list[tuple[str, int, int]]
 
-POLL_S = 0.5
+POLL_S = 0.8
 CONTENT_LIMIT = 1 << 16
 STEP_MS = 100
 """A burst of changes ends when nothing happened for so long (ms)."""
@@ -216,7 +216,7 @@ def _names(directory: Path) -> list[str]:
 
 
 def _content(path: Path) -> bytes:
-    # Not read_bytes: this runs twice a second for ever, and a buffered file costs four more calls.
+    # Not read_bytes: this runs every second for ever, and a buffered file costs four more calls.
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError:
