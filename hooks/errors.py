@@ -26,3 +26,8 @@ class Changed(Exception):
 
 class Unanswered(Exception):
     """Nobody could be asked; the next way is tried."""
+
+
+def shown(data: bytes) -> str:
+    """A path or word as messages show it; what is not UTF-8 is replaced."""
+    return data.decode("utf-8", "replace")

@@ -16,7 +16,7 @@ import sys
 import time
 
 from hooks.clock import Clock
-from hooks.errors import Changed, Refused, Unanswered, Untrusted, Unusable
+from hooks.errors import Changed, Refused, Unanswered, Untrusted, Unusable, shown
 from hooks.state import State, asks, digest, read_state
 
 TYPE_CHECKING = False  # type checkers take it for True; `typing` costs 9 ms to import
@@ -40,6 +40,7 @@ class Start:
         self._options = options
         self._state = state
         self._spec = spec
+        self._digest = options.spec or digest(spec)
         self._clock = clock
         self._stage: Stage | None = None
         self.way = "staged"
@@ -75,7 +76,7 @@ class Start:
         if self._stage is None:
             return self._slow(b"missing")
         try:
-            found = self._stage.find(self._options.spec or digest(self._spec))
+            found = self._stage.find(self._digest)
         except Untrusted as error:
             raise Refused(f"stage: {error}") from None
         except Unusable as error:
@@ -96,10 +97,10 @@ class Start:
             answer = slowpath.ask(self._options.run_dir, self._spec, reason)
             verdict, _, detail = answer.partition(b" ")
             if verdict == b"unable":
-                raise Unanswered(_text(detail) or "the agent is unable to plan")
+                raise Unanswered(shown(detail) or "the agent is unable to plan")
             if verdict != b"staged":
-                raise Refused(_text(detail) or "the agent's answer cannot be understood")
-            return self._stage.find(_text(detail))
+                raise Refused(shown(detail) or "the agent's answer cannot be understood")
+            return self._stage.find(shown(detail))
         except (Unanswered, Unusable) as error:
             self.why += f"; {error}"
         self.way = "standalone"
@@ -123,7 +124,7 @@ class Start:
     def _replay(self, found: "Found") -> None:
         entry, plan = found
         if entry.verdict == b"refuse":
-            raise Refused(_text(entry.detail))
+            raise Refused(shown(entry.detail))
         if plan is None:
             self.way = "none"
             return
@@ -144,7 +145,7 @@ class Start:
             "1",
             str(time.time_ns()),
             self.label,
-            self._options.spec or digest(self._spec),
+            self._digest,
             self.way,
             "failed" if error else "ok",
             self._clock.text(),
@@ -191,11 +192,11 @@ def _expect(plan: "Plan") -> None:
     try:
         fd = posix.open(plan.version_file, posix.O_RDONLY | posix.O_CLOEXEC)
     except OSError:
-        raise Changed(f"driver {_text(plan.driver)} is no longer loaded") from None
+        raise Changed(f"driver {shown(plan.driver)} is no longer loaded") from None
     text = posix.read(fd, 4096)
     posix.close(fd)
     if text != plan.version_text:
-        raise Changed(f"driver {_text(plan.driver)} has been replaced")
+        raise Changed(f"driver {shown(plan.driver)} has been replaced")
 
 
 def main(arguments: list[str]) -> int:
@@ -216,7 +217,7 @@ def main(arguments: list[str]) -> int:
         error = str(problem)
     except OSError as problem:
         what = problem.filename
-        where = f": {_text(what) if isinstance(what, bytes) else what}" if what else ""
+        where = f": {shown(what) if isinstance(what, bytes) else what}" if what else ""
         error = f"{problem.strerror}{where}"
     except Exception as problem:
         # Other errors are told from their class; all of them must refuse the start in one line.
@@ -232,10 +233,6 @@ def main(arguments: list[str]) -> int:
 
 def _clean(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
 
 
 if __name__ == "__main__":

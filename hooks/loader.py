@@ -9,6 +9,7 @@ import errno
 import posix
 
 from hooks.rootfs import S_IFMT, S_IFREG, Root
+from hooks.state import digest
 
 TYPE_CHECKING = False  # type checkers take it for True; `typing` costs 9 ms to import
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def files(
 
 def _merged(old: bytes | None, entries: list[Entry], stage: "Stage | None") -> bytes:
     """The merged cache; containers of one image and plan get the one merged for the first."""
-    name = _name(old, entries)
+    name = "" if stage is None else _name(old, entries)
     known = None if stage is None else stage.recall(name)
     if known is not None:
         return known
@@ -66,14 +67,9 @@ def _merged(old: bytes | None, entries: list[Entry], stage: "Stage | None") -> b
 
 def _name(old: bytes | None, entries: list[Entry]) -> str:
     """What a merged cache is kept under: 256 bits, because images choose what goes in."""
-    try:
-        from _blake2 import blake2b
-    except ImportError:  # pragma: no cover - the C part is all that is used of `hashlib`
-        from hashlib import blake2b
-    state = blake2b(b"absent" if old is None else b"cache\0" + old, digest_size=32)
-    for soname, path, flags in entries:
-        state.update(b"\0%s\0%s\0%d" % (soname, path, flags))
-    return state.hexdigest()
+    image = "absent" if old is None else digest(old, 32)
+    driver = b"".join(b"\0%s\0%s\0%d" % entry for entry in entries)
+    return digest(image.encode() + driver, 32)
 
 
 def read(root: Root, path: bytes, limit: int) -> bytes | None:

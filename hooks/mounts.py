@@ -11,7 +11,7 @@ import errno
 import posix
 
 from hooks import syscalls
-from hooks.errors import Changed
+from hooks.errors import Changed, shown
 from hooks.rootfs import S_IFCHR, S_IFDIR, S_IFMT, S_IFREG, S_IFSOCK, Target
 from hooks.syscalls import O_PATH
 
@@ -35,7 +35,7 @@ class Source:
         """Raise Changed unless `fd` is what the plan was made from."""
         seen = posix.fstat(fd)
         if seen.st_mode & S_IFMT != self.kind:
-            raise Changed(f"{_text(self.path)} has another file type than when it was staged")
+            raise Changed(f"{shown(self.path)} has another file type than when it was staged")
         if self.kind == S_IFREG:
             found = (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns)
         elif self.kind == S_IFCHR:
@@ -43,7 +43,7 @@ class Source:
         else:
             return
         if found != self.expected:
-            raise Changed(f"{_text(self.path)} has changed since it was staged")
+            raise Changed(f"{shown(self.path)} has changed since it was staged")
 
 
 class Detached:
@@ -61,7 +61,7 @@ class Detached:
                 syscalls.AT_FDCWD, source.path, syscalls.AT_SYMLINK_NOFOLLOW
             )
         except FileNotFoundError:
-            raise Changed(f"{_text(source.path)} is gone since it was staged") from None
+            raise Changed(f"{shown(source.path)} is gone since it was staged") from None
         source.check(source.fd)
         syscalls.mount_setattr(source.fd, source.options)
 
@@ -171,7 +171,7 @@ class Classic:
         try:
             return posix.open(source.path, flags)
         except FileNotFoundError:
-            raise Changed(f"{_text(source.path)} is gone since it was staged") from None
+            raise Changed(f"{shown(source.path)} is gone since it was staged") from None
 
     def _place(self, fd: int) -> bytes:
         if self._proc < 0:
@@ -206,7 +206,3 @@ def _take_away(mounts: list[bytes]) -> None:
         except OSError:
             # The start is refused already; its message must not be lost for a leftover.
             continue
-
-
-def _text(path: bytes) -> str:
-    return path.decode("utf-8", "replace")

@@ -8,7 +8,7 @@ line in the replay log, and loader caches it has merged, for the next container 
 import posix
 
 from hooks import planfile
-from hooks.errors import Untrusted, Unusable
+from hooks.errors import Untrusted, Unusable, shown
 from hooks.rootfs import S_IFMT, S_IFREG, write_all
 from hooks.state import digest
 from hooks.syscalls import O_PATH
@@ -31,7 +31,7 @@ class Stage:
         self._fd = posix.open(path, flags)
         seen = posix.fstat(self._fd)
         if seen.st_uid != 0 or seen.st_mode & 0o077:
-            raise Untrusted(f"{_text(path)}: not root's alone")
+            raise Untrusted(f"{shown(path)}: not root's alone")
 
     def find(self, digest: str) -> "tuple[planfile.Entry, planfile.Plan | None]":
         """The entry staged for a spec, and its plan. Raises Unusable or Untrusted."""
@@ -106,17 +106,17 @@ class Stage:
         try:
             fd = posix.open(name, flags, dir_fd=self._fd)
         except FileNotFoundError:
-            raise Unusable(f"{_text(name)}: nothing staged") from None
+            raise Unusable(f"{shown(name)}: nothing staged") from None
         except OSError as error:
-            raise Untrusted(f"{_text(name)}: {posix.strerror(error.errno or 0)}") from None
+            raise Untrusted(f"{shown(name)}: {posix.strerror(error.errno or 0)}") from None
         try:
             seen = posix.fstat(fd)
             if seen.st_mode & S_IFMT != S_IFREG or seen.st_nlink != 1:
-                raise Untrusted(f"{_text(name)}: not a plain file with one name")
+                raise Untrusted(f"{shown(name)}: not a plain file with one name")
             if seen.st_uid != 0 or seen.st_gid != 0 or seen.st_mode & 0o077:
-                raise Untrusted(f"{_text(name)}: not root's alone")
+                raise Untrusted(f"{shown(name)}: not root's alone")
             if seen.st_size > FILE_LIMIT:
-                raise Untrusted(f"{_text(name)}: {seen.st_size} bytes are too many")
+                raise Untrusted(f"{shown(name)}: {seen.st_size} bytes are too many")
             # Not FILE_LIMIT: Python would map and unmap all of it for a few bytes.
             return posix.read(fd, seen.st_size)
         finally:
@@ -130,8 +130,4 @@ def _check_ancestors(path: bytes) -> None:
         parent = parent[: parent.rindex(b"/")]
         seen = posix.stat(parent or b"/")
         if seen.st_uid != 0 or (seen.st_mode & 0o022 and not seen.st_mode & STICKY):
-            raise Untrusted(f"{_text(parent or b'/')}: others may change it")
-
-
-def _text(path: bytes) -> str:
-    return path.decode("utf-8", "replace")
+            raise Untrusted(f"{shown(parent or b'/')}: others may change it")

@@ -70,13 +70,13 @@ def read_state(fd: int = 0) -> State:
         raise Refused("state: not a JSON object") from None
 
 
-def digest(content: bytes) -> str:
-    """32 hex digits of BLAKE2b-128, as `agent.plan.digest` computes them."""
+def digest(content: bytes, size: int = 16) -> str:
+    """BLAKE2b of `size` bytes in hex; with 16, what `agent.plan.digest` computes."""
     try:
         from _blake2 import blake2b
     except ImportError:  # pragma: no cover - the C part is all that is used of `hashlib`
         from hashlib import blake2b
-    return blake2b(content, digest_size=16).hexdigest()
+    return blake2b(content, digest_size=size).hexdigest()
 
 
 def asks(spec: bytes, more: tuple[bytes, ...] = ()) -> bool:
