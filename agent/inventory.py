@@ -112,6 +112,7 @@ def build(facts: HostFacts) -> Inventory:
         notes=(
             *(*nvml_note, *stale[:STALE_NOTES], *_library_notes(libraries), *_gpu_notes(gpus)),
             *_bus_notes(facts),
+            *_persistence_notes(nvml),
         ),
         feature_nodes=tuple(n for n in nodes.values() if _is_feature(n)),
         data=facts.data,
@@ -260,6 +261,16 @@ def _bus_notes(facts: HostFacts) -> tuple[str, ...]:
         if driver
         else f"GPU {bus_id}: no driver has it"
         for bus_id, driver in other_owners(facts)
+    )
+
+
+def _persistence_notes(nvml: NvmlFact) -> tuple[str, ...]:
+    """The GPUs that the driver lets go of. Not our starts but the first CUDA call pays for it."""
+    return tuple(
+        f"GPU {gpu.bus_id or gpu.index}: persistence mode is off: each first use initialises it "
+        "(run nvidia-smi -pm 1)"
+        for gpu in nvml.gpus
+        if gpu.persistent is False
     )
 
 

@@ -70,6 +70,17 @@ def test_second_driver_does_not_matter() -> None:
     assert (inventory.state, inventory.libraries) == (DriverState.READY, HOST.libraries)
 
 
+def test_gpu_that_is_let_go_is_noted() -> None:
+    """A GPU without persistence mode has a note with the way out, and the same plans (B001)."""
+    kept, unknown = replace(nvml_gpu(0), persistent=True), nvml_gpu(1)
+    quiet = build(replace(HOST, nvml=nvml(kept, unknown)))
+    let_go = build(replace(HOST, nvml=nvml(kept, replace(unknown, persistent=False))))
+    note = "GPU 00000000:86:00.0: persistence mode is off: each first use initialises it"
+    assert quiet.notes == ()
+    assert let_go.notes == (f"{note} (run nvidia-smi -pm 1)",)
+    assert let_go.generation == quiet.generation
+
+
 def test_longer_version_is_another_version() -> None:
     """550.54 is not 550.54.14: the whole version counts."""
     driver = replace(DRIVER, version="550.54")

@@ -117,6 +117,7 @@ def test_recorded_answers_come_back(stub: Stub) -> None:
                 brand="Nvidia",
                 compute_capability=(9, 0),
                 mig_enabled=False,
+                persistent=True,
             ),
         ),
     )
@@ -157,6 +158,7 @@ def test_unsupported_is_no_error(stub: Stub) -> None:
     gpu = ask(stub("gpu\nuuid GPU-0\n")).gpus[0]
     assert (gpu.error, gpu.lost) == (None, False)
     assert (gpu.mig_enabled, gpu.brand, gpu.compute_capability) == (False, None, None)
+    assert gpu.persistent is None
 
 
 def test_mig_devices_are_listed_over_holes(stub: Stub) -> None:

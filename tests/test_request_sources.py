@@ -247,6 +247,41 @@ def test_precedence(
     assert (made.devices, made.source) == (devices, source)
 
 
+# Who asks, by: image environment, the pod's own environment, the orchestrator's list, privilege.
+# What is granted where everybody's environment counts, and where only a privileged one's does.
+@pytest.mark.parametrize(
+    ("image", "pod", "device", "privileged", "anybody", "strict"),
+    [
+        (None, None, None, False, None, None),
+        ("all", None, None, False, ("all",), None),
+        ("all", None, None, True, ("all",), ("all",)),
+        ("all", "1", None, False, ("1",), None),
+        ("all", "1", None, True, ("1",), ("1",)),
+        ("all", "void", None, True, None, None),
+        ("all", "none", None, False, (), None),
+        (None, "all", None, False, ("all",), None),
+        (None, None, "2", False, ("2",), ("2",)),
+        ("all", None, "2", False, ("2",), ("2",)),
+        ("all", "1", "2", False, ("2",), ("2",)),
+        ("all", "void", "2", True, ("2",), ("2",)),
+    ],
+)
+def test_who_gets_what(
+    image: str | None,
+    pod: str | None,
+    device: str | None,
+    privileged: bool,
+    anybody: tuple[str, ...] | None,
+    strict: tuple[str, ...] | None,
+) -> None:
+    """An image that asks for every GPU by itself gets what the node's policy lets it (B145)."""
+    env = [f"NVIDIA_VISIBLE_DEVICES={value}" for value in (image, pod) if value is not None]
+    mounts = [f"{BELOW}/{device}"] if device else []
+    for policy, expected in ((OPEN, anybody), (STRICT, strict)):
+        request = read(policy, *env, mounts=mounts, privileged=privileged).request
+        assert (request.devices if request else None) == expected
+
+
 def test_void_mount_ends_the_search() -> None:
     """A mount that says void is an answer, and what the image would take does not matter."""
     got = read(OPEN, ALL, mounts=[f"{BELOW}/void"])

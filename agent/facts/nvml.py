@@ -138,6 +138,7 @@ def checked_gpu(gpu: NvmlGpu) -> NvmlGpu:
         migs=tuple(checked_migs(gpu.migs)),
         error=text(gpu.error),
         lost=gpu.lost is True,
+        persistent=gpu.persistent if isinstance(gpu.persistent, bool) else None,
     )
 
 

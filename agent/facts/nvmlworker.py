@@ -141,6 +141,7 @@ def read_gpu(nvml: Any, index: int) -> NvmlGpu:
     brand = gpu.ask("nvmlDeviceGetBrand", handle)
     bus = gpu.ask("nvmlDeviceGetPciInfo", handle)
     mode = gpu.ask("nvmlDeviceGetMigMode", handle, unsupported=(0, 0))
+    kept = gpu.ask("nvmlDeviceGetPersistenceMode", handle)
     answers = {
         "uuid": gpu.ask("nvmlDeviceGetUUID", handle),
         "minor": gpu.ask("nvmlDeviceGetMinorNumber", handle),
@@ -150,6 +151,7 @@ def read_gpu(nvml: Any, index: int) -> NvmlGpu:
         "compute_capability": gpu.ask("nvmlDeviceGetCudaComputeCapability", handle),
         # Current, not pending: the other takes effect at the next reset of the GPU.
         "mig_enabled": None if mode is None else mode[0] == 1,
+        "persistent": None if kept is None else kept == 1,
     }
     migs = tuple(read_migs(gpu, handle)) if answers["mig_enabled"] else ()
     return NvmlGpu(index=index, migs=migs, error=gpu.error, lost=gpu.lost, **answers)

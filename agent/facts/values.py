@@ -169,6 +169,7 @@ class NvmlGpu:
     """One GPU as NVML answers; any field may be None, `error` is the first failing call.
 
     `index` is NVML's; `minor` is the N of /dev/nvidiaN. `brand` is NVML's brand in words.
+    `persistent` is persistence mode: the driver keeps the GPU initialised while nobody uses it.
     """
 
     index: int
@@ -182,6 +183,7 @@ class NvmlGpu:
     migs: tuple[NvmlMig, ...] = ()
     error: str | None = None
     lost: bool = False
+    persistent: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ DEVICE_KEYS = (
     ("slots", "max_mig_device_count"),
     ("cc", "cuda_compute_capability"),
     ("mig", "mig_mode"),
+    ("persistence", "persistence_mode"),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -125,6 +126,19 @@ def test_changed_host_is_planned_anew(
         said = container.exec("probe-dlopen", "libcuda.so.1=simhost_version").stdout
         assert said.endswith("libcuda.so.1 535.161.08\n")
     assert starter.records()[-1][4:6] == ["standalone", "ok"]
+
+
+def test_daemon_that_was_restarted(starter: Starter, root: Path) -> None:
+    """A socket that its daemon has made anew is no change of the host: the new one is given."""
+    path = starter.node.host.root / "run/nvidia-persistenced/socket"
+    with starter.prepared(root) as container, socket.socket(socket.AF_UNIX) as daemon:
+        path.unlink()
+        daemon.bind(str(path))
+        container.create()
+        container.start()
+        told = container.exec("stat", "-c", "%i", "/run/nvidia-persistenced/socket").stdout
+        assert told == f"{path.stat().st_ino}\n"
+    assert starter.records()[-1][4:6] == ["staged", "ok"]
 
 
 def test_driver_that_fits_no_library_is_refused(starter: Starter, root: Path) -> None:

@@ -65,6 +65,19 @@ def test_scratch_image_gets_its_devices(starter: Starter, work: Path, images: Pa
     assert outcome.stdout.splitlines() == ["/dev/nvidia2 ok", "/dev/nvidiactl ok"]
 
 
+def test_firmware_without_lib(starter: Starter, work: Path, images: Path) -> None:
+    """An image without /lib gets it, with each firmware file of the driver, read-only (B086)."""
+    with overlay_root(skeleton(images, "scratch"), work / "layer") as root:
+        assert not (root / "lib").exists()
+        with starter.prepared(root, args=["/probe"]) as container:
+            container.create()
+            mounts = Path(f"/proc/{container.pid}/mountinfo").read_text().splitlines()
+            found = [line.split() for line in mounts if "/lib/firmware/" in line.split()[4]]
+    host = starter.node.host.root / "lib/firmware/nvidia" / VERSION
+    assert sorted(Path(line[4]).name for line in found) == sorted(p.name for p in host.iterdir())
+    assert all({"ro", "nosuid", "nodev"} <= set(line[5].split(",")) for line in found)
+
+
 @pytest.mark.parametrize("name", SKELETONS)
 def test_second_start_changes_nothing(
     starter: Starter, work: Path, images: Path, name: str

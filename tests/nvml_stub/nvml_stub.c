@@ -24,7 +24,7 @@ static char default_answers[1024] __attribute__((used)) = "@ANSWERS@";
 
 struct device {
     int index, slot; /* of the GPU; slot is -1 for a whole GPU */
-    int used, minor, brand, major_cc, minor_cc, mig_current, mig_pending, slots, gi, ci;
+    int used, minor, brand, major_cc, minor_cc, mig_current, mig_pending, slots, gi, ci, kept;
     char uuid[96], name[96], bus[32];
 };
 struct rule { char call[64]; int gpu, slot, value; };
@@ -54,7 +54,7 @@ static struct device *add(struct device *device, int index, int slot) {
     device->index = index;
     device->slot = slot;
     device->used = 1;
-    device->minor = device->brand = device->major_cc = device->mig_current = -1;
+    device->minor = device->brand = device->major_cc = device->mig_current = device->kept = -1;
     return device;
 }
 
@@ -77,6 +77,7 @@ static struct device *take(struct device *now, const char *key, const char *rest
     else if (!strcmp(key, "minor")) now->minor = atoi(rest);
     else if (!strcmp(key, "brand")) now->brand = atoi(rest);
     else if (!strcmp(key, "slots")) now->slots = atoi(rest);
+    else if (!strcmp(key, "persistence")) now->kept = atoi(rest);
     else if (!strcmp(key, "cc")) sscanf(rest, "%d %d", &now->major_cc, &now->minor_cc);
     else if (!strcmp(key, "mig")) sscanf(rest, "%d %d", &now->mig_current, &now->mig_pending);
     else if (!strcmp(key, "instance")) sscanf(rest, "%d %d", &now->gi, &now->ci);
@@ -246,6 +247,7 @@ int nvmlDeviceGetMigDeviceHandleByIndex(struct device *device, unsigned slot, st
 
 NUMBER(nvmlDeviceGetMinorNumber, unsigned, minor, device->minor < 0)
 NUMBER(nvmlDeviceGetBrand, int, brand, device->brand < 0)
+NUMBER(nvmlDeviceGetPersistenceMode, unsigned, kept, device->kept < 0)
 NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned, slots, 0)
 NUMBER(nvmlDeviceGetGpuInstanceId, unsigned, gi, device->slot < 0)
 NUMBER(nvmlDeviceGetComputeInstanceId, unsigned, ci, device->slot < 0)
