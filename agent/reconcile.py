@@ -141,22 +141,23 @@ class Reconciler:
             self._nvml_wanted = anyio.Event()
             await self._asking.run()
 
-    async def answer(self, spec: bytes, stale: bool) -> str:
+    async def answer(self, spec: bytes, stale: bool, namespace: str | None = None) -> str:
         """Stage a container for its waiting hook; gives its spec's digest.
 
-        `stale` means that the hook found the host changed, so the host is read again first.
+        `stale` means that the hook found the host changed, so the host is read again first;
+        `namespace` is containerd's for the container, None where the hook cannot prove it.
         Raises Refused with the line to die with, StageError if there is no room to stage.
         """
         await self._first.wait()
         if stale:
             await self.refresh("a hook found a source changed")
-        entry, reading = self._decide(spec)
+        entry, reading = self._decide(spec, namespace)
         if entry.verdict == "refuse" and reading is not None:
             await self._read("a container was refused")
             # A MIG device may be so new that only NVML knows it; nothing else asks NVML here.
             with anyio.move_on_after(HEAL_S):
                 await self._asking.run()
-            entry, _ = self._decide(spec)
+            entry, _ = self._decide(spec, namespace)
         if entry.verdict == "refuse":
             raise Refused(entry.detail)
         name = digest(spec)
@@ -287,11 +288,13 @@ class Reconciler:
         found = entry.detail if entry.verdict == "plan" else None
         return replace(tracked, verdict=entry.verdict, why=why, plan=found)
 
-    def _decide(self, spec: bytes) -> tuple[Entry, Reading | None]:
+    def _decide(self, spec: bytes, namespace: str | None) -> tuple[Entry, Reading | None]:
         """The entry of a container that nobody announced. Raises StageError."""
         self._require_generation()
+        # The hook speaks of this very container, the records of all that have such a spec.
+        namespace = namespace or self._namespace(digest(spec))
         try:
-            reading = read_spec(spec, self.policy, self._namespace(digest(spec)))
+            reading = read_spec(spec, self.policy, namespace)
         except AgentError as e:
             return self._entry(None, str(e), "asked"), None
         return self._entry(reading, reading.why, "asked"), reading

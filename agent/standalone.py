@@ -1,4 +1,7 @@
-"""Plan one container without the agent: `python -I -m agent.standalone [--config FILE]`.
+"""Plan one container without the agent: `python -I -m agent.standalone [OPTION ...]`.
+
+    --config=FILE       the agent's config file
+    --namespace=NAME    the container's containerd namespace, where the hook can prove it
 
 The hook runs it when no agent answers. The container's spec comes on stdin; the answer on
 stdout is `<bytes of entry> <bytes of plan>\\n`, the entry, and the plan. Everything is read off
@@ -29,10 +32,13 @@ CONFIG = "/etc/gpu-agent/config.toml"
 LABEL = "standalone"
 
 
-def answer(spec: bytes, config: Config) -> tuple[Entry, Plan | None]:
-    """The entry, and the plan if there is one, for a spec on this host now."""
+def answer(spec: bytes, config: Config, namespace: str | None = None) -> tuple[Entry, Plan | None]:
+    """The entry, and the plan if there is one, for a spec on this host now.
+
+    `namespace` None means that the container's containerd namespace is not known.
+    """
     try:
-        reading = read_spec(spec, policy_of(config.policy))
+        reading = read_spec(spec, policy_of(config.policy), namespace)
     except AgentError as e:
         return Entry("refuse", str(e), "", "", (0, 0), LABEL), None
     if reading.request is None:
@@ -57,14 +63,15 @@ def load(path: str) -> Config:
 
 def main(arguments: list[str]) -> int:
     """Answer on stdout; the exit status is not 0 only if there is no answer."""
-    path = CONFIG
+    given = {"--config": CONFIG, "--namespace": ""}
     for argument in arguments:
-        if not argument.startswith("--config="):
+        name, equals, value = argument.partition("=")
+        if name not in given or not equals:
             return 2
-        path = argument.removeprefix("--config=")
+        given[name] = value
     spec = sys.stdin.buffer.read()
     try:
-        entry, made = answer(spec, load(path))
+        entry, made = answer(spec, load(given["--config"]), given["--namespace"] or None)
     except AgentError as e:
         entry, made = Entry("refuse", str(e), "", "", (0, 0), LABEL), None
     content, body = encode_entry(entry), encode(made) if made else b""

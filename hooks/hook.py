@@ -94,7 +94,8 @@ class Start:
         try:
             if self._stage is None:
                 raise Unanswered("no run directory")
-            answer = slowpath.ask(self._options.run_dir, self._spec, reason)
+            namespace = slowpath.namespace_of(self._state.bundle, self._state.id)
+            answer = slowpath.ask(self._options.run_dir, self._spec, reason, namespace)
             verdict, _, detail = answer.partition(b" ")
             if verdict == b"unable":
                 raise Unanswered(shown(detail) or "the agent is unable to plan")
@@ -111,10 +112,11 @@ class Start:
 
         if not self._options.python:
             raise Refused(f"no plan: {self.why.strip('; ')}; no standalone planner is set up")
+        arguments = self._options.arguments
+        if namespace := slowpath.namespace_of(self._state.bundle, self._state.id):
+            arguments = [*arguments, f"--namespace={namespace.decode()}"]
         try:
-            entry, plan = slowpath.standalone(
-                self._options.python, self._options.arguments, self._spec
-            )
+            entry, plan = slowpath.standalone(self._options.python, arguments, self._spec)
             return _answered(planfile.parse_entry(entry), plan)
         except (Unanswered, ValueError) as error:
             raise Refused(f"no plan: {self.why.strip('; ')}; {error}") from None

@@ -1,8 +1,9 @@
 """When no usable plan is staged: ask the agent, or plan without it.
 
-Both get the container's spec as bytes and name no path. The agent answers one line once it has
-staged the container; the standalone planner, a child process, answers the entry and the plan
-themselves, because only the agent writes to the stage. Both waits are bounded.
+Both get the container's spec as bytes and its containerd namespace, and name no path. The agent
+answers one line once it has staged the container; the standalone planner, a child process, answers
+the entry and the plan themselves, because only the agent writes to the stage. Both waits are
+bounded.
 """
 
 import posix
@@ -10,6 +11,7 @@ import select
 import time
 
 from hooks.errors import Unanswered
+from hooks.rootfs import S_IFDIR, S_IFMT
 
 ASK_TIMEOUT_S = 4.0
 STANDALONE_TIMEOUT_S = 8.0
@@ -17,12 +19,43 @@ ANSWER_LIMIT = 4096
 PLAN_LIMIT = 4 << 20
 # The planner's whole environment: nothing of the runtime's or the image's (R12, R13).
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+# containerd's directory for the bundles of running containers, and below it their namespaces.
+TASKS = b"io.containerd.runtime.v2.task"
+NAMESPACE_LIMIT = 76
+NAMESPACE_CHARACTERS = frozenset(
+    b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
+)
 
 
-def ask(run_dir: bytes, spec: bytes, reason: bytes) -> bytes:
+def namespace_of(bundle: bytes, name: str) -> bytes:
+    """The containerd namespace that the bundle's place proves, b"" where it proves none.
+
+    containerd lays the bundle of container `name` out as .../io.containerd.runtime.v2.task/
+    NAMESPACE/NAME, in directories that only root can change; any other place is a caller's choice.
+    """
+    parts = bundle.split(b"/")
+    if len(parts) < 4 or parts[-3] != TASKS or parts[-1] != name.encode():
+        return b""
+    namespace = parts[-2]
+    if not 0 < len(namespace) <= NAMESPACE_LIMIT or not NAMESPACE_CHARACTERS.issuperset(namespace):
+        return b""
+    for end in range(2, len(parts) + 1):
+        try:
+            found = posix.lstat(b"/".join(parts[:end]))
+        except OSError:
+            return b""
+        # A sticky /tmp above it is root's too: nobody else can move what root has made there.
+        loose = found.st_mode & 0o022 and not found.st_mode & 0o1000
+        if found.st_mode & S_IFMT != S_IFDIR or found.st_uid != 0 or loose:
+            return b""
+    return namespace
+
+
+def ask(run_dir: bytes, spec: bytes, reason: bytes, namespace: bytes = b"") -> bytes:
     """Have the running agent stage the container; returns its answer, one line.
 
-    `reason` is `missing` or `stale`: a stale plan makes the agent read the host again.
+    `reason` is `missing` or `stale`: a stale plan makes the agent read the host again. `namespace`
+    is containerd's for the container, b"" where it is not known.
     """
     # The only path that needs sockets; a staged start never pays for the import.
     import _socket as socket
@@ -34,7 +67,8 @@ def ask(run_dir: bytes, spec: bytes, reason: bytes) -> bytes:
         peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         if peer[4:8] != bytes(4):
             raise Unanswered("the hook socket's owner is not root")
-        client.sendall(b"ask %s %d\n" % (reason, len(spec)) + spec)
+        known = b" %s" % namespace if namespace else b""
+        client.sendall(b"ask %s %d%s\n" % (reason, len(spec), known) + spec)
         return _line(client)
     except OSError as error:
         raise Unanswered(f"agent does not answer: {error.strerror or error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import tempfile
 import time
@@ -13,6 +14,8 @@ import pytest
 
 from hooks import slowpath
 from hooks.errors import Unanswered
+
+TASKS = slowpath.TASKS.decode()
 
 
 @pytest.fixture
@@ -38,9 +41,9 @@ def planner(path: Path, script: str) -> str:
     return str(path)
 
 
-def ask(run_dir: Path, spec: bytes = b"{}") -> bytes:
+def ask(run_dir: Path, spec: bytes = b"{}", namespace: bytes = b"") -> bytes:
     """Ask as the hook does."""
-    return slowpath.ask(str(run_dir).encode(), spec, b"missing")
+    return slowpath.ask(str(run_dir).encode(), spec, b"missing", namespace)
 
 
 def test_no_socket(run_dir: Path) -> None:
@@ -69,11 +72,18 @@ def test_silent_agent(
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
-    [(b"staged ab\n", b"staged ab"), (b"\n", b""), (b"refuse \xff\n", b"refuse \xff")],
+    ("answer", "expected", "namespace"),
+    [
+        (b"staged ab\n", b"staged ab", b""),
+        (b"\n", b"", b"k8s.io"),
+        (b"refuse \xff\n", b"refuse \xff", b""),
+    ],
 )
-def test_answer(run_dir: Path, listener: socket.socket, answer: bytes, expected: bytes) -> None:
-    """The question has the spec's length and all of it, however long; the answer is one line."""
+def test_answer(
+    run_dir: Path, listener: socket.socket, answer: bytes, expected: bytes, namespace: bytes
+) -> None:
+    """The question has the spec's length and all of it, however long, and the namespace if it is
+    known; the answer is one line."""
     spec = b"x" * 300_000
     heard: list[bytes] = []
 
@@ -87,10 +97,10 @@ def test_answer(run_dir: Path, listener: socket.socket, answer: bytes, expected:
     thread = Thread(target=serve)
     thread.start()
     try:
-        assert ask(run_dir, spec) == expected
+        assert ask(run_dir, spec, namespace) == expected
     finally:
         thread.join()
-    assert heard == [b"ask missing 300000\n", spec]
+    assert heard == [b"ask missing 300000" + (b" " + namespace if namespace else b"") + b"\n", spec]
 
 
 @pytest.mark.parametrize("answer", [b"", b"staged ab", b"x" * 10_000])
@@ -110,6 +120,61 @@ def test_half_an_answer(run_dir: Path, listener: socket.socket, answer: bytes) -
             ask(run_dir)
     finally:
         thread.join()
+
+
+def bundle(home: Path, *names: str) -> Path:
+    """A directory of root's that only root can change, with as many below it as there are names."""
+    home.chmod(0o755)
+    made = home.joinpath(*names)
+    made.mkdir(parents=True)
+    return made
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="bundles are root's")
+@pytest.mark.parametrize("namespace", ["k8s.io", "moby", "a_b-1", "x" * 76])
+def test_namespace_of_a_bundle(run_dir: Path, namespace: str) -> None:
+    """A bundle where containerd lays it out proves the namespace of its container."""
+    made = bundle(run_dir, "state", TASKS, namespace, "c1")
+    assert slowpath.namespace_of(bytes(made), "c1") == namespace.encode()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="bundles are root's")
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("state", "io.containerd.runtime.v1.linux", "moby", "c1"),
+        ("state", TASKS, "moby", "c2"),
+        ("state", TASKS, "moby", "c1", "userdata"),
+        (TASKS, "c1"),
+        ("state", TASKS, "mo by", "c1"),
+        ("state", TASKS, "x" * 77, "c1"),
+    ],
+)
+def test_bundle_elsewhere_proves_nothing(run_dir: Path, names: tuple[str, ...]) -> None:
+    """Another layout, another container's name and what is no namespace count for nothing."""
+    assert slowpath.namespace_of(bytes(bundle(run_dir, *names)), "c1") == b""
+    assert slowpath.namespace_of(b"/absent/%s/moby/c1" % TASKS.encode(), "c1") == b""
+    assert slowpath.namespace_of(b"/", "c1") == slowpath.namespace_of(b"/c1", "c1") == b""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="bundles are root's")
+@pytest.mark.parametrize("level", [1, 2, 3, 4])
+@pytest.mark.parametrize("fault", ["owner", "group", "others", "link"])
+def test_bundle_that_others_can_make(run_dir: Path, fault: str, level: int) -> None:
+    """A directory on the way that another user could change, or a link, proves nothing."""
+    made = bundle(run_dir, "state", TASKS, "moby", "c1")
+    at = [made, *made.parents][4 - level]
+    match fault:
+        case "owner":
+            os.chown(at, 1000, 0)
+        case "group":
+            at.chmod(0o775)
+        case "others":
+            at.chmod(0o757)
+        case _:
+            at.rename(run_dir / "moved")
+            at.symlink_to(run_dir / "moved")
+    assert slowpath.namespace_of(bytes(made), "c1") == b""
 
 
 def test_planner_gets_the_spec_and_its_answer_is_split(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -32,11 +32,11 @@ class Agent:
     """What answers behind the socket; what it was asked, and how it behaves for some specs."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[bytes, bool]] = []
+        self.asked: list[tuple[bytes, bool, str | None]] = []
         self.hanging = threading.Event()
 
-    async def answer(self, spec: bytes, stale: bool) -> str:
-        self.asked.append((spec, stale))
+    async def answer(self, spec: bytes, stale: bool, namespace: str | None) -> str:
+        self.asked.append((spec, stale, namespace))
         match spec:
             case b"unknown":
                 raise UnknownGpu(["7"], ["0"])
@@ -66,7 +66,7 @@ def agent() -> Agent:
 
 @contextmanager
 def serving(
-    run_dir: Path, answer: Callable[[bytes, bool], Awaitable[str]], deadline_s: float = 3.5
+    run_dir: Path, answer: hooksocket.Answer, deadline_s: float = 3.5
 ) -> Iterator[BlockingPortal]:
     """The real server in a thread of its own, listening."""
 
@@ -93,8 +93,8 @@ def server(run_dir: Path, agent: Agent) -> Iterator[Path]:
         yield run_dir
 
 
-def ask(run_dir: Path, spec: bytes, reason: bytes = b"missing") -> bytes:
-    return slowpath.ask(bytes(run_dir), spec, reason)
+def ask(run_dir: Path, spec: bytes, reason: bytes = b"missing", namespace: bytes = b"") -> bytes:
+    return slowpath.ask(bytes(run_dir), spec, reason, namespace)
 
 
 @contextmanager
@@ -135,18 +135,24 @@ def test_the_hook_gets_its_answer(server: Path, spec: bytes, line: bytes) -> Non
 
 
 def test_spec_and_reason_arrive(server: Path, agent: Agent) -> None:
-    """A spec of many packets arrives whole, and `stale` is told from `missing`."""
+    """A spec of many packets arrives whole, `stale` is told from `missing`, and a namespace is
+    there if the hook knows one."""
     big = b"x" * 3_000_000
     ask(server, big)
     ask(server, b"{}", b"stale")
-    assert agent.asked == [(big, False), (b"{}", True)]
+    ask(server, b"{}", b"missing", b"k8s.io")
+    assert agent.asked == [(big, False, None), (b"{}", True, None), (b"{}", False, "k8s.io")]
 
 
 @pytest.mark.parametrize(
     "question",
     [
         b"ask missing\n",
-        b"ask missing 4 4\nspec",
+        b"ask missing 4 a b\nspec",
+        b"ask missing 4 \nspec",
+        b"ask missing 4 ../x\nspec",
+        b"ask missing 4 \xff\nspec",
+        b"ask missing 4 " + b"a" * 77 + b"\nspec",
         b"ask other 4\nspec",
         b"ask missing -4\nspec",
         b"ask missing 4x\nspec",
@@ -171,7 +177,7 @@ def test_half_a_question_is_no_question(server: Path, agent: Agent) -> None:
     with connected(server) as client:
         client.sendall(HEADER + b"sp")
     assert ask(server, b"{}").startswith(b"staged")
-    assert agent.asked == [(b"{}", False)]
+    assert agent.asked == [(b"{}", False, None)]
 
 
 def test_question_in_single_bytes(server: Path) -> None:
@@ -234,7 +240,7 @@ def test_a_hundred_hooks_at_once(server: Path, agent: Agent) -> None:
     with ThreadPoolExecutor(100) as pool:
         lines = list(pool.map(partial(ask, server), specs))
     assert set(lines) == {b"staged " + DIGEST.encode()}
-    assert sorted(spec for spec, _ in agent.asked) == sorted(specs)
+    assert sorted(spec for spec, *_ in agent.asked) == sorted(specs)
 
 
 def test_hooks_wait_for_a_busy_agent(run_dir: Path, agent: Agent) -> None:

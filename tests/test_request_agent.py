@@ -49,6 +49,12 @@ class Bench:
         entry = planfile.parse_entry(path.read_bytes())
         return f"{entry.verdict.decode()} {entry.detail.decode()}".strip()
 
+    async def verdict(self, content: bytes, namespace: str | None) -> str:
+        """What a hook finds staged after the agent's answer."""
+        name = await self.agent.answer(content, stale=False, namespace=namespace)
+        entry = planfile.parse_entry((self.stage.path / "staged" / name).read_bytes())
+        return entry.verdict.decode()
+
 
 def run(tmp_path: Path, body: Body, policy: Policy | None = None) -> None:
     """Run `body` on a bench whose first reading is done."""
@@ -150,14 +156,18 @@ def test_namespace_of_the_record_decides(tmp_path: Path) -> None:
 
 
 def test_hook_before_its_container(tmp_path: Path) -> None:
-    """A hook whose container was announced is answered for its namespace; before, refused."""
+    """A hook is answered for the namespace that it proves, or that of its announced container."""
 
     async def body(bench: Bench) -> None:
         content = spec(GPU)
         with pytest.raises(Refused, match="its namespace is not known yet"):
             await bench.agent.answer(content, stale=False)
+        assert await bench.verdict(content, "moby") == "plan"
+        assert await bench.verdict(content, "k8s.io") == "none"
         await bench.staged("a", content, "moby")
-        assert await bench.agent.answer(content, stale=False) == digest(content)
+        assert await bench.verdict(content, None) == "plan"
+        # The same spec in another namespace is another container.
+        assert await bench.verdict(content, "k8s.io") == "none"
 
     run(tmp_path, body, LISTED)
 

@@ -148,6 +148,21 @@ def test_policy_of_the_config_counts(config: Config, tmp_path: Path) -> None:
     assert entry.verdict == b"none"
 
 
+@pytest.mark.parametrize(
+    ("namespace", "verdict"), [("moby", b"plan"), ("k8s.io", b"none"), ("", b"refuse")]
+)
+def test_namespace_that_the_hook_proves(
+    config: Config, tmp_path: Path, namespace: str, verdict: bytes
+) -> None:
+    """Where policy lists containerd namespaces the planner needs to be told which one it is."""
+    path = tmp_path / "config.toml"
+    policy = '[policy]\nenv_requests = "privileged"\nenv_containerd_namespaces = ["moby"]\n'
+    path.write_text(config("h200-580").read_text() + policy)
+    arguments = [f"--config={path}", f"--namespace={namespace}"]
+    entry, _ = slowpath.standalone(sys.executable, arguments, spec("0"))
+    assert planfile.parse_entry(entry).verdict == verdict
+
+
 def test_hanging_nvml_is_a_refusal_in_time(config: Config, tmp_path: Path) -> None:
     """NVML that does not answer in its time leaves the device unknown; the hook is not kept."""
     text = config("a100-mig").read_text()
@@ -164,9 +179,10 @@ def test_hanging_nvml_is_a_refusal_in_time(config: Config, tmp_path: Path) -> No
     assert entry.detail.startswith(b"no such GPU: MIG-")
 
 
-def test_unknown_argument_is_no_answer(tmp_path: Path) -> None:
-    """Of its command line only the config file is understood."""
-    command = [sys.executable, "-I", "-m", "agent.standalone", "--stage"]
+@pytest.mark.parametrize("argument", ["--stage", "--config", "moby"])
+def test_unknown_argument_is_no_answer(argument: str) -> None:
+    """Of its command line only the two options with a value are understood."""
+    command = [sys.executable, "-I", "-m", "agent.standalone", argument]
     done = subprocess.run(command, input=b"{}", capture_output=True, timeout=30, check=False)
     assert (done.returncode, done.stdout) == (2, b"")
 

@@ -80,6 +80,23 @@ def test_planner_gives_the_same_container(starter: Starter, root: Path) -> None:
     assert [record[4] for record in starter.records()] == ["staged", "standalone"]
 
 
+@pytest.mark.parametrize("listed", ["test", "moby"])
+def test_planner_knows_the_namespace(starter: Starter, root: Path, listed: str) -> None:
+    """Where policy lists containerd namespaces, an unprivileged container of a listed one gets its
+    GPU without the agent too, and one of another starts without."""
+    path = starter.node.config
+    old = path.read_text()
+    rules = f'[policy]\nenv_requests = "privileged"\nenv_containerd_namespaces = ["{listed}"]\n'
+    path.write_text(old + rules)
+    try:
+        hooks = starter.hooks(standalone=True)
+        with starter.started(root, env=asking("0"), hooks=hooks, stage=False) as container:
+            seen = container.exec("find", "/dev", "-name", "nvidia2").stdout
+    finally:
+        path.write_text(old)
+    assert seen == ("/dev/nvidia2\n" if listed == "test" else "")
+
+
 def test_planner_without_run_directory(starter: Starter, root: Path) -> None:
     """Before the agent's first start there is no run directory; the planner does without."""
     starter.node.run_dir.rename(starter.work / "moved")
@@ -130,7 +147,8 @@ def test_agent_is_asked(starter: Starter, root: Path) -> None:
         starter.started(root, stage=False) as container,
     ):
         assert container.exec("probe-dlopen", "libcuda.so.1").status == 0
-        assert asked == [b"ask missing %d\n" % len(config(container))]
+        # The bundle lies where containerd lays it, so its namespace is known.
+        assert asked == [b"ask missing %d test\n" % len(config(container))]
     assert starter.records()[-1][4:6] == ["asked", "ok"]
 
 
