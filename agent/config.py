@@ -101,7 +101,9 @@ class HostSettings:
 
     Nodes are below `<dev_root>/dev`, procfs is `proc_root` itself. `library_dirs` are searched
     besides the usual ones. `proc_mask` is the container path that is covered. Without `nvml`
-    the inventory is procfs's and GPUs have no names.
+    the inventory is procfs's and GPUs have no names. Where the driver's nodes are missing the
+    agent makes them (`device_nodes` is `make`), also in place of those with an old number
+    (`replace`), or it only names them (`leave`).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _KNOWN_KEYS_ONLY
@@ -112,6 +114,7 @@ class HostSettings:
     sys_root: Path = "/sys"
     library_dirs: tuple[Path, ...] = ()
     proc_mask: Path = "/proc/driver/nvidia"
+    device_nodes: Literal["leave", "make", "replace"] = "replace"
     nvml: Flag = True
     nvml_timeout_s: Seconds = 10.0
 

@@ -49,7 +49,7 @@ async def run(config: Config) -> None:
 
 async def _run_with(config: Config, stage: Stage) -> None:
     addresses = [entry.address for entry in config.containerd]
-    host = Host(config.host)
+    host = Host(config.host, makes_nodes=True)
     policy, paths = policy_of(config.policy), proc_paths(config.host)
     reconciler = Reconciler(stage, host, policy, paths, addresses)
     replays = ReplayLog(stage.path)

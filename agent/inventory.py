@@ -113,6 +113,7 @@ def build(facts: HostFacts) -> Inventory:
             *(*nvml_note, *stale[:STALE_NOTES], *_library_notes(libraries), *_gpu_notes(gpus)),
             *_bus_notes(facts),
             *_persistence_notes(nvml),
+            *(f"nodes: {line}" for line in facts.node_work),
         ),
         feature_nodes=tuple(n for n in nodes.values() if _is_feature(n)),
         data=facts.data,

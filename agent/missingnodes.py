@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 from agent.facts.values import DriverFact, HostFacts
 
+DRAFT = ".gpu-agent-"
+"""How the name of a node begins while it is made; such a file is nobody's."""
+
 # Fixed in the driver's interface; the majors are not.
 _CONTROL_MINOR, _MODESET_MINOR = 255, 254
 _CAP_MODE = 0o444

@@ -66,10 +66,15 @@ class RunningContainer:
 
 
 class LocalNode:
-    """A context manager; with `host` None the machine's own driver is used."""
+    """A context manager; with `host` None the machine's own driver is used.
 
-    def __init__(self, host: str | None, *, image: Path) -> None:
+    A `booted` host has the driver's own device numbers and not one node: the agent makes them.
+    Without the driver such a node can be opened (ENXIO, where a refusal is EPERM) but not used.
+    """
+
+    def __init__(self, host: str | None, *, image: Path, booted: bool = False) -> None:
         self._host = host
+        self._booted = booted
         self._image = image
         self._agent: subprocess.Popen[bytes] | None = None
         self._undo = ExitStack()
@@ -162,8 +167,10 @@ class LocalNode:
     def _driver(self, undo: ExitStack) -> dict[str, str]:
         if self._host is None:
             return {}
-        made = tree.build(HOSTS / self._host, self.home / "host")
+        made = tree.build(HOSTS / self._host, self.home / "host", real_numbers=self._booted)
         undo.callback(tree.remove, made.root)
+        for node in made.nodes if self._booted else ():
+            Path(node.source).unlink()
         return made.settings()
 
     def _install_hook(self, host: dict[str, str]) -> None:

@@ -21,6 +21,7 @@ log_level = "debug"
 [host]
 driver_root = "/run/nvidia/driver"
 dev_root = "/run/nvidia/driver"
+device_nodes = "leave"
 proc_root = "/host/proc"
 sys_root = "/host/sys"
 library_dirs = ["/opt/nvidia/lib64", "/opt/nvidia/lib"]

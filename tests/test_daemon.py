@@ -58,7 +58,8 @@ class Agentd:
             values = {"driver_root": self.root, "dev_root": self.root}
             values |= {"proc_root": self.root / "proc", "sys_root": self.root / "sys"}
             lines = [f'{key} = "{value}"' for key, value in values.items()]
-            host = "\n".join(["[host]", *lines, 'proc_mask = "/proc/driver"', ""])
+            lines += ['proc_mask = "/proc/driver"', 'device_nodes = "leave"']
+            host = "\n".join(["[host]", *lines, ""])
         agent = f'[agent]\nrun_dir = "{self.run_dir}"\nlog_level = "debug"\n'
         more = more or f'[[containerd]]\naddress = "{self.home}/absent.sock"\n'
         (self.home / "config.toml").write_text(host + agent + more)

@@ -45,6 +45,7 @@ LAYERS = {
     "agent.tracked": 3,
     "agent.sharing": 4,
     "agent.shelf": 5,
+    "agent.nodemaker": 3,
     "agent.host": 4,
     "agent.stage": 4,
     "agent.replaylog": 4,

@@ -110,6 +110,7 @@ def test_settings_name_the_roots(h200: SimHost) -> None:
             "proc_root": f"{h200.root}/proc",
             "sys_root": f"{h200.root}/sys",
             "proc_mask": "/proc/driver",
+            "device_nodes": "leave",
         }
     }
 

@@ -203,6 +203,7 @@ class HostFacts:
     `libraries` may hold several driver versions; `inventory` keeps those of the loaded module.
     `libraries_reason` says why there are none. `data` are the files of the graphics stack and of
     OpenCL, `modules` those of the X server, `pci` the GPUs that the kernel sees, whoever has them.
+    `node_work` tells, a line each, which nodes and links the agent has made or could not make.
     """
 
     driver: DriverFact
@@ -218,3 +219,4 @@ class HostFacts:
     data: tuple[DataFact, ...] = ()
     modules: tuple[DataFact, ...] = ()
     pci: tuple[PciGpu, ...] = ()
+    node_work: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ import watchfiles
 from agent.catalog import load
 from agent.errors import one_line
 from agent.facts.root import HostRoots
+from agent.missingnodes import DRAFT
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +127,8 @@ def matters(change: watchfiles.Change, path: str) -> bool:
     parent = folder.rpartition("/")[2]
     if parent == "etc":
         return name == "ld.so.cache"
+    if name.startswith(DRAFT):
+        return False  # of our own; the finished node is another change
     named = PREFIX in name or parent.startswith(PREFIX)
     return named or name.startswith(("libcuda", "libnv", "card", "render")) or ".so" in name
 

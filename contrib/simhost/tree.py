@@ -49,13 +49,17 @@ class SimHost:
     nvml_library: Path | None
 
     def settings(self) -> dict[str, str]:
-        """The values of the agent's `[host]` table for this host."""
+        """The values of the agent's `[host]` table for this host.
+
+        Stand-ins are not the numbers that the driver would have, so the agent leaves them alone.
+        """
         return {
             "driver_root": str(self.root),
             "dev_root": str(self.root),
             "proc_root": str(self.root / "proc"),
             "sys_root": str(self.root / "sys"),
             "proc_mask": PROC_MASK,
+            "device_nodes": "leave" if any(n.stand_in for n in self.nodes) else "replace",
         }
 
     def config(self) -> str:
