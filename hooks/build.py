@@ -37,8 +37,9 @@ READY_MODULES = (
     "loader",
     "replay",
 )
-# In a third file: what only a start needs that finds nothing staged, or an image not seen before.
-SPARE_MODULES = ("walk", "slowpath", "ldcache_table", "ldcache", "compat")
+# In a third file: what only a start needs that finds nothing staged, an image not seen before, or,
+# in the wrapper, a user other than root.
+SPARE_MODULES = ("walk", "slowpath", "ldcache_table", "ldcache", "compat", "groups")
 WRAPPER_MODULES = ("errors", "state", "runc_wrapper")
 
 # C modules that are files of their own in some builds of Python. Where they lie is found out here:

@@ -1,5 +1,7 @@
 """The runtime wrapper: add our hook to the spec on `create`, then become the real runtime.
 
+A user other than root also gets the groups that the container's device nodes are open to.
+
 For callers whose containerd has no `base_runtime_spec` for them: `ctr --runc-binary`, nerdctl,
 Docker. Every other subcommand, and every container that asks for no GPU, goes to the runtime
 untouched. It looks for the settings in `wrapper.conf` beside itself: the runtime to exec and
@@ -13,6 +15,10 @@ import time
 
 from hooks.errors import Refused
 from hooks.state import asks, digest
+
+TYPE_CHECKING = False  # type checkers take it for True; `typing` costs 9 ms to import
+if TYPE_CHECKING:
+    from typing import Any
 
 SETTINGS = "wrapper.conf"
 # Global options of runc and crun that take their value from the next argument.
@@ -40,8 +46,8 @@ def option(arguments: list[str], *names: str) -> str | None:
     return found
 
 
-def add_hook(bundle: str, entry: str) -> None:
-    """Put the hook into the bundle's config.json, bound to the spec as it was."""
+def add_hook(bundle: str, name: str, entry: str) -> None:
+    """Put the hook into the config.json of container `name`, bound to the spec as it was."""
     path = f"{bundle}/config.json"
     with open(path, "rb") as file:
         original = file.read()
@@ -54,6 +60,10 @@ def add_hook(bundle: str, entry: str) -> None:
     try:
         spec = json.loads(original)
         hook = json.loads(entry)
+        if needs_groups(spec):
+            # `agentctl runtime-config` has written: python3 -I -S -B HOOK RUN_DIR ...
+            run_dir = hook["args"][hook["args"].index("-B") + 2]
+            add_groups(spec["process"]["user"], run_dir, original, bundle, name)
         hook["args"].append(f"--spec={digest(original)}")
         spec.setdefault("hooks", {}).setdefault("createRuntime", []).append(hook)
     except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
@@ -66,13 +76,35 @@ def add_hook(bundle: str, entry: str) -> None:
     posix.rename(draft, path)
 
 
+def needs_groups(spec: "dict[str, Any]") -> bool:
+    """Whether the container's process opens its nodes by their modes, and groups can help.
+
+    Root owns the nodes. In a user namespace the host's groups are nobody's.
+    """
+    spaces = spec.get("linux", {}).get("namespaces", [])
+    mapped = any(space.get("type") == "user" for space in spaces)
+    return not mapped and spec.get("process", {}).get("user", {}).get("uid", 0) != 0
+
+
+def add_groups(
+    user: "dict[str, Any]", run_dir: str, original: bytes, bundle: str, name: str
+) -> None:
+    """Give `user` the groups of the nodes that are planned for its container."""
+    from hooks import groups
+
+    has = user.get("additionalGids", [])
+    new = [gid for gid in groups.needed(run_dir, original, bundle, name) if gid not in has]
+    if new:
+        user["additionalGids"] = [*has, *new]
+
+
 def main(arguments: list[str]) -> int:
     """Exec the runtime; returns only if that, or adding the hook, failed."""
     name, rest = subcommand(arguments)
     try:
         runtime, entry = settings()
         if name == "create":
-            add_hook(option(rest, "--bundle", "-b") or ".", entry)
+            add_hook(option(rest, "--bundle", "-b") or ".", rest[-1] if rest else "", entry)
         posix.execv(runtime, [runtime, *arguments])
     except Refused as error:
         _report(option(arguments, "--log"), f"gpu-agent: {error}")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.plan import digest
 from tests.containers.runc import Container
-from tests.containers.spec import make_spec
+from tests.containers.spec import Json, make_spec
 from tests.containers.staging import GPU_ENV
 from tests.kernel.starts import NEEDS_CONTAINERS, Starter, config
 
@@ -139,3 +142,79 @@ def test_error_without_a_log(wrapper: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("gpu-agent: ")
     assert done.stderr.count("\n") == 1
+
+
+VIDEO = 44
+USER = {"uid": 1000, "gid": 1000}
+OPEN = ["sh", "-c", "probe-open /dev/nvidiactl; sleep 60"]
+
+
+def only_for_video(starter: Starter) -> None:
+    """Give the host's nodes the mode and group of many distributions."""
+    for node in starter.node.host.nodes:
+        os.chown(node.source, 0, VIDEO)
+        os.chmod(node.source, 0o660)
+
+
+def as_user(root: Path, user: Json, **options: Any) -> Json:
+    """The spec of a GPU container whose program opens a node as `user`."""
+    spec = make_spec(root, OPEN, env=GPU_ENV, **options)
+    spec["process"]["user"] = user
+    return spec
+
+
+def test_user_gets_the_groups_of_its_nodes(starter: Starter, wrapper: Path, root: Path) -> None:
+    """Node 0660 root:video: a process without privileges can open it (B098)."""
+    only_for_video(starter)
+    spec = as_user(root, {**USER, "additionalGids": [7]})
+    with Container(starter.work, spec, runtime=str(wrapper)) as container:
+        starter.node.stage_spec(config(container))
+        container.create()
+        container.start()
+        edited = json.loads(config(container))["process"]["user"]
+        assert output(container) == "/dev/nvidiactl ok"
+    assert edited == {**USER, "additionalGids": [7, VIDEO]}
+
+
+def test_user_without_the_wrapper(starter: Starter, root: Path) -> None:
+    """The hook alone cannot give groups: the kernel refuses the same open (B098)."""
+    only_for_video(starter)
+    spec = as_user(root, USER, hooks=starter.hooks())
+    with Container(starter.work, spec) as container:
+        starter.node.stage_spec(config(container))
+        container.create()
+        container.start()
+        assert output(container) == "/dev/nvidiactl EACCES"
+
+
+@pytest.mark.parametrize("case", ["root", "mapped", "open", "roots-group", "none", "not staged"])
+def test_no_groups_where_they_are_of_no_use(
+    starter: Starter, wrapper: Path, root: Path, case: str
+) -> None:
+    """Root, mapped users, nodes for everyone or of root's group, no GPU, no plan: no group."""
+    if case != "open":
+        only_for_video(starter)
+    if case == "roots-group":
+        for node in starter.node.host.nodes:
+            os.chown(node.source, 0, 0)
+    user = {"uid": 0, "gid": 0} if case == "root" else USER
+    spec = as_user(root, user, user_namespace=case == "mapped")
+    if case == "none":
+        spec["process"]["env"] = ["NVIDIA_VISIBLE_DEVICES=void"]
+    with Container(starter.work, spec, runtime=str(wrapper)) as container:
+        if case != "not staged":
+            starter.node.stage_spec(config(container))
+        container.create(check=False)
+        edited = json.loads(config(container))
+    assert edited["process"]["user"] == user
+    assert len(edited["hooks"]["createRuntime"]) == 1
+
+
+def output(container: Container) -> str:
+    """The first line that the container's own program writes."""
+    path = container.bundle / "create.stdout"
+    for _ in range(1000):
+        if line := path.read_text():
+            return line.strip()
+        time.sleep(0.01)  # the program writes to a file, which gives no other signal
+    raise AssertionError("the container's program says nothing")
