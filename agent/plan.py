@@ -244,7 +244,8 @@ class Entry:
 
     `verdict` is `plan` (`detail` is the plan's digest), `none` (it asks for no GPU) or `refuse`
     (`detail` is the one line to die with). `root` is the spec's root.path, `owner` the host
-    (uid, gid) of the container's root user, `label` who it is, for the replay record.
+    (uid, gid) of the container's root user, `label` who it is, for the replay record. `volumes`
+    are the host paths that the spec binds into the container.
     """
 
     verdict: str
@@ -253,6 +254,7 @@ class Entry:
     root: str
     owner: tuple[int, int]
     label: str
+    volumes: tuple[str, ...] = ()
 
 
 def encode(plan: Plan) -> bytes:
@@ -268,16 +270,15 @@ def encode(plan: Plan) -> bytes:
 
 def encode_entry(entry: Entry) -> bytes:
     """The entry's file content."""
-    return _lines(
-        (
-            ("gpu-agent-entry", str(VERSION)),
-            ("verdict", entry.verdict, entry.detail),
-            ("generation", entry.generation),
-            ("root", entry.root),
-            ("owner", str(entry.owner[0]), str(entry.owner[1])),
-            ("label", entry.label),
-        )
+    rows: tuple[tuple[str, ...], ...] = (
+        ("gpu-agent-entry", str(VERSION)),
+        ("verdict", entry.verdict, entry.detail),
+        ("generation", entry.generation),
+        ("root", entry.root),
+        ("owner", str(entry.owner[0]), str(entry.owner[1])),
+        ("label", entry.label),
     )
+    return _lines((*rows, ("volumes", *entry.volumes)) if entry.volumes else rows)
 
 
 def digest(content: bytes) -> str:

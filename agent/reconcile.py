@@ -318,7 +318,7 @@ class Reconciler:
             name = self._shelf.staged(self.inventory, reading.request)
         except Refused as e:
             return Entry("refuse", str(e), generation, reading.root, owner, label)
-        return Entry("plan", name, generation, reading.root, owner, label)
+        return Entry("plan", name, generation, reading.root, owner, label, reading.volumes)
 
     def _sync(self, address: str, records: tuple[ContainerRecord, ...]) -> None:
         present = {record.key for record in records}

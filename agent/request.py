@@ -86,7 +86,8 @@ class Reading:
 
     `root` is root.path as written in the spec; `owner` is the host (uid, gid) of the
     container's root user, (0, 0) without a user namespace; `requirements` are to be checked
-    before a plan is handed out (`agent.planner.check`), and are no part of it.
+    before a plan is handed out (`agent.planner.check`), and are no part of it. `volumes` are the
+    host paths that the spec binds into a container that asks.
     """
 
     root: str
@@ -94,6 +95,7 @@ class Reading:
     request: Request | None
     why: str
     requirements: tuple[Requirement, ...] = ()
+    volumes: tuple[str, ...] = ()
 
 
 def read_spec(spec: bytes, policy: Policy, namespace: str | None = None) -> Reading:
@@ -113,7 +115,8 @@ def read_spec(spec: bytes, policy: Policy, namespace: str | None = None) -> Read
     request = _request(found.devices, found, env, policy, privileged=asker.privileged)
     request = replace(request, opt_out=_opt_out(document, policy))
     checked = () if policy.disable_require else read_requirements(env, legacy=is_legacy(env))
-    return Reading(root, owner, request, one_line(_sentence(request)), checked)
+    why = one_line(_sentence(request))
+    return Reading(root, owner, request, why, checked, oci.volumes(document))
 
 
 def ask(devices: str, capabilities: str | None, policy: Policy, source: str) -> Request | None:

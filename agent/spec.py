@@ -69,6 +69,18 @@ def mounts(document: Document) -> list[tuple[str, str]]:
     return found
 
 
+def volumes(document: Document) -> tuple[str, ...]:
+    """The host paths that the spec binds into the container, sorted; a path once."""
+    found = set()
+    for item in _list(document.get("mounts"), "mounts"):
+        mount = _table(item, "mounts")
+        source, options = mount.get("source"), _list(mount.get("options"), "mounts.options")
+        bound = mount.get("type") == "bind" or "bind" in options or "rbind" in options
+        if bound and isinstance(source, str) and source.startswith("/") and _is_path(source):
+            found.add(source)
+    return tuple(sorted(found))
+
+
 def _has_user_namespace(linux: Document) -> bool:
     spaces = _list(linux.get("namespaces"), "linux.namespaces")
     return any(isinstance(space, dict) and space.get("type") == "user" for space in spaces)

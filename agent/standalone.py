@@ -104,7 +104,8 @@ def _inventory(config: Config, *, nvml: bool) -> Inventory:
 
 def _planned(reading: Reading, made: Plan) -> Entry:
     name = digest(encode(made))
-    return Entry("plan", name, made.generation, reading.root, reading.owner, LABEL)
+    where = reading.root, reading.owner
+    return Entry("plan", name, made.generation, *where, LABEL, reading.volumes)
 
 
 if __name__ == "__main__":

@@ -135,7 +135,8 @@ class Start:
         _expect(plan)
         root = entry.root
         rootfs = root if root.startswith(b"/") else b"%s/%s" % (self._state.bundle, root)
-        container = replay.Container(self._state.pid, rootfs, (entry.uid, entry.gid))
+        owner = entry.uid, entry.gid
+        container = replay.Container(self._state.pid, rootfs, owner, entry.volumes)
         run_dir = self._options.run_dir
         replay.Replay(plan, container, run_dir, self._stage, self._clock).run()
 

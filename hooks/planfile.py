@@ -39,19 +39,20 @@ class Plan:
 
 
 class Entry:
-    """A parsed entry; `verdict` is `plan`, `none` or `refuse`."""
+    """A parsed entry; `verdict` is `plan`, `none` or `refuse`, `volumes` host paths."""
 
-    __slots__ = ("detail", "generation", "gid", "label", "root", "uid", "verdict")
+    __slots__ = ("detail", "generation", "gid", "label", "root", "uid", "verdict", "volumes")
 
     def __init__(self, rows: list[Fields]) -> None:
-        if len(rows) != 6:
-            raise ValueError(f"entry has {len(rows)} lines instead of 6")
+        if len(rows) not in (6, 7):
+            raise ValueError(f"entry has {len(rows)} lines instead of 6 or 7")
         _, self.verdict, self.detail = _header(rows, 1, b"verdict", 3)
         self.generation = _header(rows, 2, b"generation", 2)[1]
         self.root = _header(rows, 3, b"root", 2)[1]
         _, uid, gid = _header(rows, 4, b"owner", 3)
         self.uid, self.gid = int(uid), int(gid)
         self.label = _header(rows, 5, b"label", 2)[1]
+        self.volumes = _header(rows, 6, b"volumes", len(rows[6]))[1:] if len(rows) == 7 else []
         if self.verdict not in (b"plan", b"none", b"refuse"):
             raise ValueError(f"entry has unknown verdict {self.verdict[:20]!r}")
 

@@ -19,6 +19,8 @@ from hooks.syscalls import O_PATH
 
 TYPE_CHECKING = False  # type checkers take it for True; `typing` costs 9 ms to import
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hooks.clock import Clock
     from hooks.stagedir import Stage
 
@@ -26,11 +28,13 @@ if TYPE_CHECKING:
 class Container:
     """The container being created: its process directory, root and owner, all opened.
 
-    `pid` is the runtime's init process; `rootfs` an absolute host path. Raises Refused when the
-    process shares the hook's own mount namespace or the root is the host's.
+    `pid` is the runtime's init process; `rootfs` an absolute host path, and so are the `volumes`.
+    Raises Refused when the process shares the hook's own mount namespace or the root is the host's.
     """
 
-    def __init__(self, pid: int, rootfs: bytes, owner: tuple[int, int]) -> None:
+    def __init__(
+        self, pid: int, rootfs: bytes, owner: tuple[int, int], volumes: "Sequence[bytes]" = ()
+    ) -> None:
         flags = O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC
         # Everything goes through this one descriptor: it stays with this very process, whatever
         # becomes of its number.
@@ -51,7 +55,7 @@ class Container:
             raise Refused(f"state: no container root at {rootfs.decode('utf-8', 'replace')}")
         if _same(posix.fstat(root), posix.fstat(host)):
             raise Refused("state: the container root is the host's")
-        self.root = Root(root)
+        self.root = Root(root, volumes)
         self.owner = owner
 
 

@@ -12,6 +12,10 @@ import posix
 from hooks import syscalls
 from hooks.syscalls import O_PATH
 
+TYPE_CHECKING = False  # type checkers take it for True; `typing` costs 9 ms to import
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 S_IFMT, S_IFREG, S_IFDIR, S_IFLNK, S_IFCHR, S_IFSOCK = (
     0xF000,
     0x8000,
@@ -47,19 +51,21 @@ class Target:
 
 
 class Root:
-    """An opened container root. `fd` is the root itself.
+    """An opened container root. `fd` is the root itself, `volumes` are host paths bound into it.
 
     What replaces a file of the image waits under another name until `commit`, so that `undo`
     can take back everything that was made before.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, volumes: "Sequence[bytes]" = ()) -> None:
         self.fd = fd
         self._mount = -1
         self._dirs: dict[bytes, int] = {}
         self._made: list[tuple[str, int, bytes, bytes]] = []
         self._waiting: list[tuple[int, bytes, bytes]] = []
         self._writable: set[int] = set()
+        self._volumes = volumes
+        self._shared: set[int] | None = None
 
     def find(self, path: bytes, flags: int = O_PATH) -> int | None:
         """A descriptor for `path` with links followed inside the root, or None if absent."""
@@ -103,7 +109,13 @@ class Root:
         """Make `path` a symbolic link to `points_to`, replacing a file or link in its way."""
         parent, _, name = path.rpartition(b"/")
         directory = self.directory(parent)
-        self._may_create(directory, path)
+        try:
+            self._may_create(directory, path)
+        except OSError:
+            # The host's own /dev, bound as it is, has the very link.
+            if _leads(directory, name) == points_to:
+                return
+            raise
         try:
             posix.symlink(points_to, name, dir_fd=directory)
             self._made.append(("file", directory, name, b""))
@@ -251,9 +263,20 @@ class Root:
         if self._mount < 0:
             self._mount = syscalls.mount_id(self.fd)
         same = syscalls.mount_id(directory) == self._mount
-        if not same and syscalls.fs_magic(directory) != syscalls.TMPFS_MAGIC:
+        if not same and not self._is_own_tmpfs(directory):
             raise OSError(errno.EXDEV, "place lies on a volume, not in the image", what)
         self._writable.add(directory)
+
+    def _is_own_tmpfs(self, directory: int) -> bool:
+        """Whether it lies on a tmpfs that the runtime made for this container alone.
+
+        A tmpfs of the host that is bound here, an emptyDir in memory, is the user's.
+        """
+        if syscalls.fs_magic(directory) != syscalls.TMPFS_MAGIC:
+            return False
+        if self._shared is None:
+            self._shared = {device for path in self._volumes for device in _device(path)}
+        return posix.fstat(directory).st_dev not in self._shared
 
 
 def layout(root: Root, machine: str) -> dict[bytes, bytes]:
@@ -267,6 +290,22 @@ def layout(root: Root, machine: str) -> dict[bytes, bytes]:
         libs = b"usr/lib" if musl else b"usr/lib64"
         libs32 = b"usr/lib32" if root.find(b"usr/lib32") is not None else b"usr/lib"
     return {b"libs": b"/" + libs, b"libs32": b"/" + libs32, b"abs": b""}
+
+
+def _leads(directory: int, name: bytes) -> bytes | None:
+    """Where a link leads; None for anything else."""
+    try:
+        return posix.readlink(name, dir_fd=directory)
+    except OSError:
+        return None
+
+
+def _device(path: bytes) -> "tuple[int, ...]":
+    """The file system of a host path, if the path still leads anywhere."""
+    try:
+        return (posix.stat(path).st_dev,)
+    except OSError:
+        return ()
 
 
 def _refuse_directory(directory: int, name: bytes) -> None:

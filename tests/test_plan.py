@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -214,3 +215,12 @@ def test_format_is_pinned() -> None:
         b"gpu-agent-entry\t1\nverdict\tplan\t" + b"a" * 32 + b"\ngeneration\tg1\n"
         b"root\trootfs\nowner\t0\t0\nlabel\tk8s.io/c1\nend\n"
     )
+
+
+def test_volumes_of_an_entry() -> None:
+    """The spec's bound paths reach the hook, odd names too; an entry without any has no line."""
+    volumes = ("/a\tb", "/var/lib/kubelet/pods/x")
+    content = encode_entry(replace(ENTRY, volumes=volumes))
+    assert b"volumes\t/a\\tb\t/var/lib/kubelet/pods/x\nend\n" in content
+    assert planfile.parse_entry(content).volumes == [b"/a\tb", b"/var/lib/kubelet/pods/x"]
+    assert planfile.parse_entry(encode_entry(ENTRY)).volumes == []

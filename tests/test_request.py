@@ -445,3 +445,17 @@ def test_tokens_are_in_their_last_spelling(value: str) -> None:
         return
     if tokens:
         assert parse_devices(",".join(tokens)) == tokens
+
+
+def test_volumes_are_host_paths_that_are_bound() -> None:
+    """By type or by option; a tmpfs of the container's own, and half a path, are none."""
+    mounts = [
+        {"destination": "/a", "type": "bind", "source": "/b"},
+        {"destination": "/c", "type": "none", "source": "/a", "options": ["rbind", "ro"]},
+        {"destination": "/d", "type": "tmpfs", "source": "tmpfs", "options": ["mode=755"]},
+        {"destination": "/e", "type": "bind", "source": "relative"},
+        {"destination": "/f", "type": "bind", "source": "/\ud800"},
+        {"destination": "/g", "type": "bind"},
+    ]
+    content = json.dumps({"mounts": mounts}).encode()
+    assert oci.volumes(oci.parse(content)) == ("/a", "/b")

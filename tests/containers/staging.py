@@ -69,7 +69,8 @@ class Node:
         if reading.request is not None:
             made = plan(self.inventory, reading.request, self.proc)
             verdict, detail = "plan", self.stage.put_plan(made)
-        entry = Entry(verdict, detail, generation, reading.root, reading.owner, label)
+        where = reading.root, reading.owner
+        entry = Entry(verdict, detail, generation, *where, label, reading.volumes)
         self.stage.put_entry(digest(spec), entry)
         return made
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -217,6 +219,38 @@ def test_nothing_is_made_on_a_volume(either: Starter, root: Path, kind: str) -> 
     assert line.startswith("place lies on a volume")
     assert list(volume.iterdir()) == []
     assert contents(root) == before
+
+
+@contextmanager
+def memory(path: Path) -> Iterator[Path]:
+    """A tmpfs of the host, as kubelet mounts one for an emptyDir in memory."""
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "volume", str(path)], check=True, timeout=10)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", str(path)], check=True, timeout=10)
+
+
+def test_nothing_is_made_on_a_volume_in_memory(either: Starter, root: Path) -> None:
+    """An emptyDir on tmpfs is the user's, unlike the tmpfs that a runtime makes for /dev."""
+    (root / "usr/lib/firmware").mkdir()
+    with memory(either.work / "volume") as volume:
+        mounts = [bind(volume, "/usr/lib/firmware")]
+        line = either.refusal(root, mounts=mounts)
+        assert list(volume.iterdir()) == []
+    assert line.startswith("place lies on a volume")
+
+
+def test_own_tmpfs_beside_a_volume_in_memory(either: Starter, root: Path) -> None:
+    """A tmpfs of the container's own takes our files, whatever volumes it has elsewhere."""
+    own = {"type": "tmpfs", "source": "tmpfs", "destination": "/usr/lib/firmware"}
+    with memory(either.work / "volume") as volume:
+        mounts = [bind(volume, "/cache"), {**own, "options": ["mode=755"]}]
+        with either.started(root, mounts=mounts) as container:
+            found = container.exec("find", "/usr/lib/firmware", "-name", "gsp*.bin").stdout
+        assert list(volume.iterdir()) == []
+    assert found
 
 
 def test_programs_of_the_image_do_not_run(either: Starter, root: Path) -> None:
