@@ -17,8 +17,7 @@ from agent.request import Request
 CHANNELS = "/dev/nvidia-caps-imex-channels/channel"
 _CAPS = "/dev/nvidia-caps/nvidia-cap"
 
-# Feature -> the nodes that it must have, in words and as a pattern of container paths. `config`
-# and `monitor` are the first two capabilities of mig-minors, in every driver that has MIG.
+# Feature -> the nodes that it must have, in words and as a pattern of container paths.
 _NODES = {
     Feature.GDS: ("/dev/nvidia-fs*", re.compile(r"/dev/nvidia-fs\d*")),
     Feature.MOFED: (
@@ -27,15 +26,16 @@ _NODES = {
     ),
     Feature.GDRCOPY: ("/dev/gdrdrv", re.compile(r"/dev/gdrdrv")),
     Feature.NVSWITCH: ("/dev/nvidia-nvswitch*", re.compile(r"/dev/nvidia-nvswitch(?:ctl|\d+)")),
-    Feature.MIG_CONFIG: (f"{_CAPS}1", re.compile(rf"{_CAPS}1")),
-    Feature.MIG_MONITOR: (f"{_CAPS}2", re.compile(rf"{_CAPS}2")),
 }
+# Feature -> the capability's name in procfs, and its minor in every driver seen, for messages
+# about a host whose driver shows none.
+_MANAGEMENT = {Feature.MIG_CONFIG: ("config", 1), Feature.MIG_MONITOR: ("monitor", 2)}
 
 
 def nodes_of_features(inventory: Inventory, request: Request) -> Iterator[NodeFact]:
     """The nodes besides those of GPUs and capabilities. Raises MissingNode."""
     for feature in request.features:
-        words, form = _NODES[feature]
+        words, form = _form(inventory, feature)
         found = [node for node in inventory.feature_nodes if form.fullmatch(node.target)]
         if not found:
             value = "all" if feature in FOR_MIG else "enabled"
@@ -47,3 +47,12 @@ def nodes_of_features(inventory: Inventory, request: Request) -> Iterator[NodeFa
         if node is None:
             raise MissingNode(f"IMEX channel {number} ({IMEX})", f"{CHANNELS}{number}")
         yield node
+
+
+def _form(inventory: Inventory, feature: Feature) -> tuple[str, re.Pattern[str]]:
+    """The feature's nodes in words and as a pattern; those of MIG management by their names."""
+    if feature not in _MANAGEMENT:
+        return _NODES[feature]
+    name, usual = _MANAGEMENT[feature]
+    cap = next((m.cap for m in inventory.mig_management if m.name == name), usual)
+    return f"{_CAPS}{cap}", re.compile(rf"{_CAPS}{cap}")

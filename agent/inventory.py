@@ -19,6 +19,7 @@ from agent.facts.values import (
     HostFacts,
     IpcFact,
     LibraryFact,
+    MigManagement,
     NodeFact,
     NvmlFact,
     ProgramFact,
@@ -57,9 +58,9 @@ class Inventory:
     no GPU and that a driver capability brings (`/dev/nvidiactl`, `/dev/nvidia-uvm`, ...);
     `feature_nodes` those that only a request for a feature brings (MIG configuration, IMEX
     channels, NVSwitch, ...). `data` are files of the graphics stack, `modules` those of the X
-    server. `proc_files` are (name, content) pairs for the mask of
-    /proc/driver/nvidia, `version_text` the content the loaded module must still show when a
-    plan is replayed.
+    server. `mig_management` are the rights over all MIG instances. `proc_files` are (name,
+    content) pairs for the mask of /proc/driver/nvidia, `version_text` the content the loaded
+    module must still show when a plan is replayed.
     """
 
     generation: str
@@ -80,6 +81,7 @@ class Inventory:
     feature_nodes: tuple[NodeFact, ...] = ()
     data: tuple[DataFact, ...] = ()
     modules: tuple[DataFact, ...] = ()
+    mig_management: tuple[MigManagement, ...] = ()
 
 
 def build(facts: HostFacts) -> Inventory:
@@ -118,6 +120,7 @@ def build(facts: HostFacts) -> Inventory:
         feature_nodes=tuple(n for n in nodes.values() if _is_feature(n)),
         data=facts.data,
         modules=facts.modules,
+        mig_management=facts.mig_management,
     )
     return replace(inventory, generation=_generation(inventory))
 

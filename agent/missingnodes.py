@@ -19,7 +19,9 @@ DRAFT = ".gpu-agent-"
 _CONTROL_MINOR, _MODESET_MINOR = 255, 254
 _CAP_MODE = 0o444
 _DEFAULT_MODE = 0o666
-_PARAM = re.compile(r"^(DeviceFileUID|DeviceFileGID|DeviceFileMode|ModifyDeviceFiles):\s*(\d+)\s*$")
+_PARAM = re.compile(
+    r"^(DeviceFileUID|DeviceFileGID|DeviceFileMode|ModifyDeviceFiles|CreateImexChannel0):\s*(\d+)\s*$"
+)
 
 
 class NodeToMake(NamedTuple):
@@ -45,7 +47,10 @@ def missing_nodes(facts: HostFacts) -> tuple[NodeToMake, ...]:
     owner = (params.get("DeviceFileUID", 0), params.get("DeviceFileGID", 0))
     mode = params.get("DeviceFileMode", _DEFAULT_MODE) & 0o777
     wanted = [NodeToMake(*number, mode, *owner) for number in _usual(facts)]
+    if params.get("CreateImexChannel0") == 1:
+        wanted += [NodeToMake(*number, mode, *owner) for number in _first_channel(facts)]
     wanted += [NodeToMake(*number, _CAP_MODE, 0, 0) for number in _capabilities(facts)]
+    wanted += _management(facts)
     return tuple(node for node in dict.fromkeys(wanted) if node[:3] not in there)
 
 
@@ -84,6 +89,22 @@ def _capabilities(facts: HostFacts) -> Iterator[tuple[str, int, int]]:
         for cap in facts.mig_caps:
             for minor in (cap.gi_cap, cap.ci_cap):
                 yield f"/dev/nvidia-caps/nvidia-cap{minor}", major, minor
+
+
+def _management(facts: HostFacts) -> Iterator[NodeToMake]:
+    """The nodes of the rights over all MIG instances, with the modes that the driver shows."""
+    major = _major(facts.driver.majors, "nvidia-caps")
+    if major is not None:
+        for right in facts.mig_management:
+            path = f"/dev/nvidia-caps/nvidia-cap{right.cap}"
+            yield NodeToMake(path, major, right.cap, right.mode, 0, 0)
+
+
+def _first_channel(facts: HostFacts) -> Iterator[tuple[str, int, int]]:
+    """IMEX channel 0, if the driver was told to have it; the others are a cluster's to give."""
+    major = _major(facts.driver.majors, "nvidia-caps-imex-channels")
+    if major is not None:
+        yield "/dev/nvidia-caps-imex-channels/channel0", major, 0
 
 
 def _major(majors: tuple[tuple[str, int], ...], *names: str) -> int | None:

@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from agent.facts.busid import format_bus_id, parse_bus_id
-from agent.facts.gpus import parse_information, parse_mig_minors, read_gpus, read_mig_caps
-from agent.facts.values import MigCap, ProcGpu
+from agent.facts.gpus import (
+    parse_information,
+    parse_mig_minors,
+    read_gpus,
+    read_mig_caps,
+    read_mig_management,
+)
+from agent.facts.values import MigCap, MigManagement, ProcGpu
 from tests.host_trees import DIRECTORY, HOSTS, Content, plant
 
 UUID = "GPU-a1b2c3d4-0000-4000-8000-00000000000a"
@@ -112,6 +118,16 @@ def test_instance_without_number_is_left_out(tmp_path: Path) -> None:
     """An instance whose capability has no number anywhere cannot be used."""
     plant(tmp_path, instances(0, (1, 0)))
     assert read_mig_caps(str(tmp_path)) == ()
+
+
+def test_mig_management_by_name(tmp_path: Path) -> None:
+    """The files' own numbers and modes, or those of `mig-minors`; a missing file is no right."""
+    folder = "driver/nvidia/capabilities/mig"
+    access = "DeviceFileMinor: 7\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
+    plant(tmp_path, {f"{folder}/monitor": access})
+    assert read_mig_management(str(tmp_path)) == (MigManagement("monitor", 7, 0o444),)
+    plant(tmp_path, {f"{folder}/config": "", "driver/nvidia-caps/mig-minors": "config 9\n"})
+    assert read_mig_management(str(tmp_path))[0] == MigManagement("config", 9, 0o400)
 
 
 def test_mig_off(tmp_path: Path) -> None:

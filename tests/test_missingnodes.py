@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.facts.values import HostFacts, MigCap
+from agent.facts.values import HostFacts, MigCap, MigManagement
 from agent.missingnodes import NodeToMake, missing_nodes, way_out
 from tests.fact_values import CAPS_MAJOR, DRIVER, HOST, node, proc_gpu
 
@@ -74,6 +74,26 @@ def test_nodes_of_mig_instances() -> None:
         NodeToMake(f"/dev/nvidia-caps/nvidia-cap{n}", CAPS_MAJOR, n, 0o444, 0, 0)
         for n in (12, 13, 14)
     ]
+
+
+def test_nodes_of_mig_management() -> None:
+    """The rights to configure and to monitor have the numbers and modes that procfs shows."""
+    rights = (MigManagement("config", 1, 0o400), MigManagement("monitor", 2, 0o444))
+    found = [n for n in missing_nodes(replace(HOST, mig_management=rights)) if "caps" in n.path]
+    assert found == [
+        NodeToMake("/dev/nvidia-caps/nvidia-cap1", CAPS_MAJOR, 1, 0o400, 0, 0),
+        NodeToMake("/dev/nvidia-caps/nvidia-cap2", CAPS_MAJOR, 2, 0o444, 0, 0),
+    ]
+
+
+@pytest.mark.parametrize(("flag", "count"), [("0", 0), ("1", 1)])
+def test_first_imex_channel(flag: str, count: int) -> None:
+    """Channel 0 is made where the driver was told to; the others are a cluster's to give."""
+    majors = (*DRIVER.majors, ("nvidia-caps-imex-channels", 242))
+    params = f"{PARAMS}CreateImexChannel0: {flag}\n"
+    facts = replace(HOST, driver=replace(DRIVER, majors=majors, params=params))
+    channel = NodeToMake("/dev/nvidia-caps-imex-channels/channel0", 242, 0, 0o660, 0, 44)
+    assert missing_nodes(facts) == (channel,) * count
 
 
 @pytest.mark.parametrize("params", ["ModifyDeviceFiles: 0\n", "ModifyDeviceFiles:  0\nX: 1\n"])

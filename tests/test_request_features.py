@@ -8,7 +8,7 @@ import pytest
 
 from agent import planner
 from agent.errors import MissingNode, RequestDenied, RequestError
-from agent.facts.values import DataFact, IpcFact
+from agent.facts.values import DataFact, IpcFact, MigManagement
 from agent.features import Feature, OptOut, parse_imex, parse_opt_out
 from agent.inventory import build
 from agent.plan import BindFile, BindIpc, BindNode, BindProcGpu, DeviceRule, MaskProc, Plan
@@ -178,6 +178,17 @@ def test_mig_management(variable: str, node: str) -> None:
     assert extra_nodes(made) == {f"/dev/nvidia-caps/nvidia-cap{node}"}
     shown = [s.name for s in planned(made).steps if isinstance(s, BindProcGpu)]
     assert shown == [f"gpus/{fv.BUS_IDS[0]}", "capabilities"]
+
+
+def test_mig_management_by_its_number_on_this_host() -> None:
+    """The driver's table says which node it is, not a fixed number."""
+    caps = tuple(fv.node(f"/dev/nvidia-caps/nvidia-cap{n}", fv.CAPS_MAJOR, n) for n in (1, 9))
+    rights = (MigManagement("config", 9, 0o400),)
+    facts = replace(fv.HOST, nodes=(*fv.NODES, *caps), mig_management=rights)
+    made = asked(read(Policy(), GPU, "NVIDIA_MIG_CONFIG_DEVICES=all", privileged=True))
+    steps = planner.plan(build(facts), made, ProcPaths()).steps
+    nodes = {s.node.target for s in steps if isinstance(s, BindNode)}
+    assert {n for n in nodes if "caps" in n} == {"/dev/nvidia-caps/nvidia-cap9"}
 
 
 @pytest.mark.parametrize("variable", ["NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"])

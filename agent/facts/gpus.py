@@ -12,7 +12,7 @@ import re
 from agent.errors import one_line
 from agent.facts.busid import parse_bus_id
 from agent.facts.root import list_names, read_text
-from agent.facts.values import MigCap, ProcGpu
+from agent.facts.values import MigCap, MigManagement, ProcGpu
 
 MIG_MINORS_LIMIT = 4 * 1024 * 1024
 """Bytes of `mig-minors`, which lists all possible instances of 32 GPUs."""
@@ -20,6 +20,8 @@ MIG_MINORS_LIMIT = 4 * 1024 * 1024
 _UUID = re.compile(r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _NUMBER = re.compile(r"\d{1,9}")
 _ACCESS_MINOR = re.compile(r"^DeviceFileMinor:\s*(\d{1,9})\s*$", re.MULTILINE)
+_ACCESS_MODE = re.compile(r"^DeviceFileMode:\s*(\d{1,9})\s*$", re.MULTILINE)
+_NO_MODE = 0o400
 
 
 def read_gpus(proc_root: str) -> tuple[ProcGpu, ...]:
@@ -73,6 +75,25 @@ def read_mig_caps(proc_root: str) -> tuple[MigCap, ...]:
                 if gi_cap is not None and ci_cap is not None:
                     found.append(MigCap(gpu, gi, ci, gi_cap, ci_cap))
     return tuple(sorted(found, key=lambda c: (c.gpu_minor, c.gi, c.ci)))
+
+
+def read_mig_management(proc_root: str) -> tuple[MigManagement, ...]:
+    """The capabilities to configure and to monitor all instances, as far as the driver has them.
+
+    `mig/config` and `mig/monitor` are files; their minors stand in them or else in `mig-minors`.
+    """
+    folder = os.path.join(proc_root, "driver/nvidia/capabilities/mig")
+    found = []
+    for name in ("config", "monitor"):
+        text = read_text(os.path.join(folder, name))
+        if text is None:
+            continue
+        own, mode = _ACCESS_MINOR.search(text), _ACCESS_MODE.search(text)
+        minor = int(own.group(1)) if own else _read_mig_minors(proc_root).get(name)
+        if minor is not None:
+            bits = int(mode.group(1)) & 0o777 if mode else _NO_MODE
+            found.append(MigManagement(name, minor, bits))
+    return tuple(found)
 
 
 def parse_mig_minors(text: str) -> dict[str, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from agent.facts.driver import read_driver
 from agent.facts.files import read_firmware, read_ipc, read_programs
-from agent.facts.gpus import read_gpus, read_mig_caps
+from agent.facts.gpus import read_gpus, read_mig_caps, read_mig_management
 from agent.facts.graphics import read_graphics, read_modules
 from agent.facts.libraries import read_libraries
 from agent.facts.nodes import read_nodes
@@ -38,4 +38,5 @@ def read_host(roots: HostRoots, nvml: NvmlFact) -> HostFacts:
         data=read_graphics(root, scan.directories),
         modules=read_modules(root, scan.directories, driver.version),
         pci=read_pci(roots.sys_root),
+        mig_management=read_mig_management(roots.proc_root),
     )

@@ -154,6 +154,15 @@ class MigCap:
 
 
 @dataclass(frozen=True, slots=True)
+class MigManagement:
+    """A right over all MIG instances: `name` is `config` or `monitor`, `cap` its minor."""
+
+    name: str
+    cap: int
+    mode: int
+
+
+@dataclass(frozen=True, slots=True)
 class NvmlMig:
     """One MIG device as NVML reports it on its GPU; `ordinal` counts from 0."""
 
@@ -220,3 +229,4 @@ class HostFacts:
     modules: tuple[DataFact, ...] = ()
     pci: tuple[PciGpu, ...] = ()
     node_work: tuple[str, ...] = ()
+    mig_management: tuple[MigManagement, ...] = ()
