@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 from agent.containerd.values import ContainerKey
 from agent.errors import DriverNotReady, Refused
-from agent.inventory import Inventory
+from agent.inventory import GROUP_NOTE, Inventory
 from agent.plan import digest, encode
 from agent.reconcile import Reconciler
 from agent.replaylog import ReplayLog
@@ -114,8 +114,13 @@ class Answers:
         )
 
     def _why(self, tracked: Tracked) -> str:
-        trouble = self._state.trouble
-        return f"{tracked.why}; run directory: {trouble}" if trouble else tracked.why
+        parts = [tracked.why]
+        if tracked.verdict == "plan" and tracked.reading and tracked.reading.user:
+            notes = self._state.inventory.notes if self._state.inventory else ()
+            parts += [note for note in notes if note.startswith(GROUP_NOTE)]
+        if self._state.trouble:
+            parts.append(f"run directory: {self._state.trouble}")
+        return "; ".join(parts)
 
 
 def _connection(connection: Connection) -> ContainerdReport:

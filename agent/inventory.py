@@ -33,6 +33,9 @@ __all__ = ["DriverState", "Gpu", "Inventory", "Mig", "build"]
 STALE_NOTES = 8
 """Notes about nodes with a wrong number; there can be thousands of IMEX channels."""
 
+GROUP_NOTE = "nodes: only root and group "
+"""How a note begins that concerns every container with a user other than root."""
+
 # Without these two files the driver's user-space half is not there.
 _ANCHORS = ("libcuda", "libnvidia-ml")
 _NEEDED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
@@ -115,6 +118,7 @@ def build(facts: HostFacts) -> Inventory:
             *(*nvml_note, *stale[:STALE_NOTES], *_library_notes(libraries), *_gpu_notes(gpus)),
             *_bus_notes(facts),
             *_persistence_notes(nvml),
+            *_group_notes(nodes),
             *(f"nodes: {line}" for line in facts.node_work),
         ),
         feature_nodes=tuple(n for n in nodes.values() if _is_feature(n)),
@@ -275,6 +279,17 @@ def _persistence_notes(nvml: NvmlFact) -> tuple[str, ...]:
         "(run nvidia-smi -pm 1)"
         for gpu in nvml.gpus
         if gpu.persistent is False
+    )
+
+
+def _group_notes(nodes: Mapping[str, NodeFact]) -> tuple[str, ...]:
+    """The groups that users need; a hook comes after the spec and cannot give them."""
+    closed = [n for t, n in nodes.items() if t.startswith("/dev/nvidia") and n.mode & 0o6 != 0o6]
+    groups = {n.gid for n in closed if n.mode & 0o60 == 0o60 and n.gid != 0}
+    return tuple(
+        f"{GROUP_NOTE}{gid} may open them: the runtime wrapper gives a user this group, with the "
+        "hook alone the container must ask for it (supplementalGroups, --group-add)"
+        for gid in sorted(groups)
     )
 
 

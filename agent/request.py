@@ -87,7 +87,7 @@ class Reading:
     `root` is root.path as written in the spec; `owner` is the host (uid, gid) of the
     container's root user, (0, 0) without a user namespace; `requirements` are to be checked
     before a plan is handed out (`agent.planner.check`), and are no part of it. `volumes` are the
-    host paths that the spec binds into a container that asks.
+    host paths that the spec binds into a container that asks, `user` is its process's uid.
     """
 
     root: str
@@ -96,6 +96,7 @@ class Reading:
     why: str
     requirements: tuple[Requirement, ...] = ()
     volumes: tuple[str, ...] = ()
+    user: int = 0
 
 
 def read_spec(spec: bytes, policy: Policy, namespace: str | None = None) -> Reading:
@@ -116,7 +117,7 @@ def read_spec(spec: bytes, policy: Policy, namespace: str | None = None) -> Read
     request = replace(request, opt_out=_opt_out(document, policy))
     checked = () if policy.disable_require else read_requirements(env, legacy=is_legacy(env))
     why = one_line(_sentence(request))
-    return Reading(root, owner, request, why, checked, oci.volumes(document))
+    return Reading(root, owner, request, why, checked, oci.volumes(document), oci.user(document))
 
 
 def ask(devices: str, capabilities: str | None, policy: Policy, source: str) -> Request | None:

@@ -95,6 +95,15 @@ def privileged(document: Document) -> bool:
     return "CAP_SYS_ADMIN" in bounding and not _has_user_namespace(linux)
 
 
+def user(document: Document) -> int:
+    """process.user.uid, 0 where it is absent."""
+    found = _table(_table(document.get("process"), "process").get("user"), "process.user")
+    uid = found.get("uid", 0)
+    if type(uid) is not int or not 0 <= uid < 2**32:
+        raise RequestError("process.user.uid", str(uid), "an id of 32 bits")
+    return uid
+
+
 def root(document: Document, *, required: bool) -> str:
     """root.path as written, maybe relative; "" where it is absent and not `required`."""
     path = _table(document.get("root"), "root").get("path")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agent.facts.values import DataFact, DriverFact, HostFacts, NvmlFact
-from agent.inventory import DriverState, build
+from agent.inventory import GROUP_NOTE, DriverState, build
 from tests.fact_values import DRIVER, HOST, NODES, VERSION, file, library, node, nvml, nvml_gpu
 
 
@@ -265,3 +265,12 @@ def test_generation_moves_with_any_part_of_a_plan(what: str) -> None:
     """Whatever a plan could contain moves the generation when it changes."""
     changed: HostFacts = replace(HOST, **CHANGES[what])  # type: ignore[arg-type]  # mixed kinds
     assert build(changed).generation != build(HOST).generation
+
+
+def test_nodes_that_a_group_may_open_are_noted() -> None:
+    """Users other than root need that group, which a hook cannot give (B098)."""
+    closed = tuple(replace(n, mode=0o660, gid=44) for n in HOST.nodes)
+    notes = [n for n in build(replace(HOST, nodes=closed)).notes if n.startswith(GROUP_NOTE)]
+    assert len(notes) == 1
+    assert notes[0].startswith("nodes: only root and group 44 may open them: the runtime wrapper")
+    assert not [n for n in build(HOST).notes if n.startswith(GROUP_NOTE)]
