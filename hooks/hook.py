@@ -228,10 +228,23 @@ def main(arguments: list[str]) -> int:
     if start is not None:
         start.record(error)
     if error:
+        if _rootless():
+            error = f"this runtime runs without root on the host, which the hook needs: {error}"
         line = f"gpu-agent: {_clean(error)}".encode("utf-8", "replace")[:LINE_LIMIT]
         # Half a character would make the runtime's error unfit for gRPC, which then shows none.
         posix.write(2, line.decode("utf-8", "ignore").encode() + b"\n")
     return 1 if error else 0
+
+
+def _rootless() -> bool:
+    """Whether this is another user than root, or root of a user namespace only."""
+    if posix.geteuid():
+        return True
+    try:
+        with open("/proc/self/uid_map", "rb") as table:
+            return table.read().split() != [b"0", b"0", b"4294967295"]
+    except OSError:
+        return False
 
 
 def _clean(text: str) -> str:

@@ -18,7 +18,8 @@ from tests.containers.runc import Container
 from tests.containers.spec import make_spec
 from tests.containers.staging import Node, real_node
 from tests.containers.workdir import overlay_root, work_dir
-from tests.debian_driver import DebianDriver, NoDriver, debian_driver
+from tests.debian_driver import DebianDriver, debian_driver
+from tests.debian_pool import NotObtainable
 from tests.host_trees import Tree, plant
 
 pytestmark = [
@@ -38,7 +39,7 @@ def driver() -> DebianDriver:
     """The unpacked driver, downloaded once for all sessions."""
     try:
         return debian_driver()
-    except NoDriver as e:
+    except NotObtainable as e:
         pytest.skip(str(e))
 
 

@@ -27,11 +27,14 @@ CGROUPS = Path("/sys/fs/cgroup")
 BPF_CALL = {"x86_64": 321, "aarch64": 280}
 BPF_PROG_QUERY = 16
 BPF_CGROUP_DEVICE = 6
+NAMESPACE = ("unshare", "--mount", "--propagation", "private")
+UNIFIED = CGROUPS / "unified"
 ENTER = """
 umount --recursive /sys/fs/cgroup
 mount -t cgroup2 none /sys/fs/cgroup
 exec "$@"
 """
+LEAVE = f'umount {UNIFIED}; exec "$@"'
 
 
 class QueryAttributes(ctypes.Structure):
@@ -56,8 +59,17 @@ def unified_command(command: Sequence[str]) -> list[str]:
     """The command line that runs `command` in v2 mode; itself, on a v2 host."""
     if is_unified():
         return list(command)
-    namespace = ("unshare", "--mount", "--propagation", "private")
-    return [*namespace, "sh", "-e", "-c", ENTER, "sh", *command]
+    return [*NAMESPACE, "sh", "-e", "-c", ENTER, "sh", *command]
+
+
+def pure_v1_prefix() -> list[str]:
+    """What goes before a command that must not see the v2 tree beside v1's; often nothing.
+
+    crun refuses to start on a hybrid host. The v2 tree is hidden in a private mount namespace.
+    """
+    if is_unified() or not UNIFIED.is_dir():
+        return []
+    return [*NAMESPACE, "sh", "-e", "-c", LEAVE, "sh"]
 
 
 def in_cgroup2(test: Callable[Params, None]) -> Callable[Params, None]:

@@ -1,4 +1,4 @@
-"""Containers of the real runc, in a state directory of their own.
+"""Containers of the real runc or crun, in a state directory of their own.
 
 A `Container` leaves nothing behind, however the test ends: no process, no cgroup, no state. Its
 bundle has the path that containerd would give it, because the hook reads the namespace from it.
@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -54,12 +54,12 @@ class Container:
         *,
         name: str | None = None,
         namespace: str = "test",
-        runtime: str = "runc",
+        runtime: Sequence[str] = ("runc",),
     ) -> None:
         self.name = name or f"c{uuid.uuid4().hex[:12]}"
         self.spec = spec
         self.bundle = work / TASKS / namespace / self.name
-        self._program = (runtime, "--root", str(work / "runc" / namespace))
+        self._program = (*runtime, "--root", str(work / "runc" / namespace))
 
     def __enter__(self) -> Container:
         self.bundle.mkdir(parents=True)

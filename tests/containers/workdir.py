@@ -6,6 +6,7 @@ here everything is unmounted first, and nothing is removed while a mount remains
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -13,11 +14,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+PARENT = Path(tempfile.gettempdir())
+PREFIX = "gpu-agent-"
+OWN = f"{PREFIX}{os.getpid()}-"
+
+
+def is_of_another_run(path: Path) -> bool:
+    """Whether `path` is in the directory of a test of another process."""
+    if not path.is_relative_to(PARENT) or path == PARENT:
+        return False
+    name = path.relative_to(PARENT).parts[0]
+    return name.startswith(PREFIX) and not name.startswith(OWN)
+
 
 @contextmanager
 def work_dir() -> Iterator[Path]:
     """A new directory under /tmp that a mapped root may pass through; gone afterwards."""
-    path = Path(tempfile.mkdtemp(prefix="gpu-agent-"))
+    path = Path(tempfile.mkdtemp(prefix=OWN))
     path.chmod(0o711)
     try:
         yield path

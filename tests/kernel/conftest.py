@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.containers.image import session_image
+from tests.containers.runtimes import OTHER_RUNTIMES, RUNTIMES, find_runtime
 from tests.containers.staging import simulated_node
 from tests.containers.workdir import overlay_root, work_dir
+from tests.debian_pool import NotObtainable
 from tests.kernel.starts import Starter, build_old_kernel
 
 
@@ -39,6 +42,18 @@ def either(request: pytest.FixtureRequest, starter: Starter, old_kernel: Path) -
     if request.param == "detached":
         return starter
     return Starter(starter.work, starter.node, (str(old_kernel),))
+
+
+@pytest.fixture(
+    params=[*RUNTIMES, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_RUNTIMES)]
+)
+def every(request: pytest.FixtureRequest, starter: Starter) -> Starter:
+    """The same node with every runtime; those of other releases in the slow tests."""
+    try:
+        runtime = find_runtime(request.param, starter.work)
+    except NotObtainable as e:
+        pytest.skip(str(e))
+    return replace(starter, runtime=runtime)
 
 
 @pytest.fixture

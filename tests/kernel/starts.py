@@ -19,6 +19,7 @@ import pytest
 
 from tests.containers.image import missing_tools
 from tests.containers.runc import Container, Outcome
+from tests.containers.runtimes import Runtime
 from tests.containers.spec import Json, make_spec
 from tests.containers.staging import GPU_ENV, SimulatedNode
 
@@ -30,6 +31,7 @@ NEEDS_CONTAINERS = [
 ]
 SLEEP = ("sleep", "60")
 LINE_LIMIT = 1024
+RUNC = Runtime("runc")
 
 
 def asking(devices: str, capabilities: str = "compute,utility") -> tuple[str, ...]:
@@ -42,11 +44,12 @@ def asking(devices: str, capabilities: str = "compute,utility") -> tuple[str, ..
 
 @dataclass(frozen=True, slots=True)
 class Starter:
-    """Starts containers of `node`; `launcher` runs the hook as its arguments."""
+    """Starts containers of `node` with `runtime`; `launcher` runs the hook as its arguments."""
 
     work: Path
     node: SimulatedNode
     launcher: tuple[str, ...] = ()
+    runtime: Runtime = RUNC
 
     def hooks(self, *, standalone: bool = False) -> Json:
         """The `hooks` of a spec, by way of the launcher."""
@@ -72,7 +75,7 @@ class Starter:
         """A bundle, staged unless `stage` is off; `changes` are put over the spec's own keys."""
         spec = make_spec(root, args, env=env, hooks=hooks or self.hooks(), **options)
         spec |= changes or {}
-        with Container(self.work, spec) as container:
+        with Container(self.work, spec, runtime=self.runtime.command) as container:
             if stage:
                 self.node.stage_spec(config(container))
             yield container

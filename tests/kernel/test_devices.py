@@ -64,6 +64,21 @@ def test_only_granted_devices_in_v2(either: Starter, root: Path) -> None:
         assert_only_own(either, container, "/dev/nvidia2", "/dev/nvidia3")
 
 
+def test_every_runtime_in_v1(every: Starter, root: Path) -> None:
+    """The same with every runtime whose device rules are a v1 cgroup's."""
+    if is_unified():
+        pytest.skip("needs a cgroup v1 hierarchy")
+    with every.started(root, env=asking("0")) as container:
+        assert_only_own(every, container, "/dev/nvidia2", "/dev/nvidia3")
+
+
+@in_cgroup2
+def test_every_runtime_in_v2(every: Starter, root: Path) -> None:
+    """The same with every runtime where the device rules are a BPF program."""
+    with every.started(root, env=asking("0")) as container:
+        assert_only_own(every, container, "/dev/nvidia2", "/dev/nvidia3")
+
+
 def test_two_containers_see_their_own(starter: Starter, work: Path, root: Path) -> None:
     """Two containers with different GPUs see their own and cannot open the other's."""
     with (

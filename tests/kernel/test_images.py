@@ -42,12 +42,12 @@ def skeleton(images: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_program_finds_the_driver(starter: Starter, work: Path, images: Path, name: str) -> None:
+def test_program_finds_the_driver(every: Starter, work: Path, images: Path, name: str) -> None:
     """The library that is loaded is the host's, in the directory of the image's distribution."""
     probes = [f"{soname}=simhost_version" for soname in SONAMES]
     with overlay_root(skeleton(images, name), work / "layer") as root:
         args = ["/usr/bin/probe-dlopen", *probes]
-        with starter.prepared(root, args=args) as container:
+        with every.prepared(root, args=args) as container:
             outcome = container.run()
     found = [line.split() for line in outcome.stdout.splitlines()]
     assert [(line[0], line[2]) for line in found] == [(s, VERSION) for s in SONAMES], outcome
@@ -56,39 +56,37 @@ def test_program_finds_the_driver(starter: Starter, work: Path, images: Path, na
     assert {str(Path(line[1]).parent) for line in found} <= places
 
 
-def test_scratch_image_gets_its_devices(starter: Starter, work: Path, images: Path) -> None:
+def test_scratch_image_gets_its_devices(every: Starter, work: Path, images: Path) -> None:
     """An image with nothing at all: a static program opens its GPU."""
     with overlay_root(skeleton(images, "scratch"), work / "layer") as root:
         args = ["/probe", "/dev/nvidia2", "/dev/nvidiactl"]
-        with starter.prepared(root, args=args) as container:
+        with every.prepared(root, args=args) as container:
             outcome = container.run()
     assert outcome.stdout.splitlines() == ["/dev/nvidia2 ok", "/dev/nvidiactl ok"]
 
 
-def test_firmware_without_lib(starter: Starter, work: Path, images: Path) -> None:
+def test_firmware_without_lib(every: Starter, work: Path, images: Path) -> None:
     """An image without /lib gets it, with each firmware file of the driver, read-only (B086)."""
     with overlay_root(skeleton(images, "scratch"), work / "layer") as root:
         assert not (root / "lib").exists()
-        with starter.prepared(root, args=["/probe"]) as container:
+        with every.prepared(root, args=["/probe"]) as container:
             container.create()
             mounts = Path(f"/proc/{container.pid}/mountinfo").read_text().splitlines()
             found = [line.split() for line in mounts if "/lib/firmware/" in line.split()[4]]
-    host = starter.node.host.root / "lib/firmware/nvidia" / VERSION
+    host = every.node.host.root / "lib/firmware/nvidia" / VERSION
     assert sorted(Path(line[4]).name for line in found) == sorted(p.name for p in host.iterdir())
     assert all({"ro", "nosuid", "nodev"} <= set(line[5].split(",")) for line in found)
 
 
 @pytest.mark.parametrize("name", SKELETONS)
-def test_second_start_changes_nothing(
-    starter: Starter, work: Path, images: Path, name: str
-) -> None:
+def test_second_start_changes_nothing(every: Starter, work: Path, images: Path, name: str) -> None:
     """The same root started again is the same root, and the host is as it was before."""
     before = host_mounts()
     with overlay_root(skeleton(images, name), work / "layer") as root:
         seen = []
         for _ in range(2):
             program = "/probe" if name == "scratch" else "/usr/bin/probe-dlopen"
-            with starter.prepared(root, args=[program]) as container:
+            with every.prepared(root, args=[program]) as container:
                 container.create()
                 container.delete()
             seen.append(contents(root))
@@ -96,12 +94,12 @@ def test_second_start_changes_nothing(
     assert host_mounts() == before
 
 
-def test_images_own_files_stay(starter: Starter, work: Path, images: Path) -> None:
+def test_images_own_files_stay(every: Starter, work: Path, images: Path) -> None:
     """The image's own libcuda is not replaced; only the name that programs use leads elsewhere."""
     image = skeleton(images, "own_driver")
     libraries = "usr/lib/x86_64-linux-gnu"
     with overlay_root(image, work / "layer") as root:
-        with starter.prepared(root, args=["/usr/bin/true"]) as container:
+        with every.prepared(root, args=["/usr/bin/true"]) as container:
             container.create()
             container.delete()
         own = root / libraries / "libcuda.so.999.10"

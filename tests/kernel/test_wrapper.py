@@ -48,7 +48,7 @@ def logged(log: Path) -> str:
 def test_create_adds_the_hook(starter: Starter, wrapper: Path, root: Path) -> None:
     """A GPU container gets its GPU; its hook is bound to the spec as containerd wrote it."""
     spec = make_spec(root, ["sleep", "60"], env=GPU_ENV)
-    with Container(starter.work, spec, runtime=str(wrapper)) as container:
+    with Container(starter.work, spec, runtime=(str(wrapper),)) as container:
         original = config(container)
         (container.bundle / "config.json").chmod(0o600)
         starter.node.stage_spec(original)
@@ -70,7 +70,7 @@ def test_other_hooks_stay(starter: Starter, wrapper: Path, root: Path) -> None:
     other = {"path": "/bin/true", "args": ["true"]}
     hooks = {"createRuntime": [other], "poststop": [other]}
     spec = make_spec(root, ["true"], env=GPU_ENV, hooks=hooks)
-    with Container(starter.work, spec, runtime=str(wrapper)) as container:
+    with Container(starter.work, spec, runtime=(str(wrapper),)) as container:
         starter.node.stage_spec(config(container))
         container.create()
         edited = json.loads(config(container))["hooks"]
@@ -82,7 +82,7 @@ def test_other_hooks_stay(starter: Starter, wrapper: Path, root: Path) -> None:
 def test_other_containers_pass_untouched(starter: Starter, wrapper: Path, root: Path) -> None:
     """The spec of a container that asks for nothing keeps every byte."""
     spec = make_spec(root, ["true"], env=["A=1"])
-    with Container(starter.work, spec, runtime=str(wrapper)) as container:
+    with Container(starter.work, spec, runtime=(str(wrapper),)) as container:
         before = config(container)
         container.create()
         assert config(container) == before
@@ -167,7 +167,7 @@ def test_user_gets_the_groups_of_its_nodes(starter: Starter, wrapper: Path, root
     """Node 0660 root:video: a process without privileges can open it (B098)."""
     only_for_video(starter)
     spec = as_user(root, {**USER, "additionalGids": [7]})
-    with Container(starter.work, spec, runtime=str(wrapper)) as container:
+    with Container(starter.work, spec, runtime=(str(wrapper),)) as container:
         starter.node.stage_spec(config(container))
         container.create()
         container.start()
@@ -201,7 +201,7 @@ def test_no_groups_where_they_are_of_no_use(
     spec = as_user(root, user, user_namespace=case == "mapped")
     if case == "none":
         spec["process"]["env"] = ["NVIDIA_VISIBLE_DEVICES=void"]
-    with Container(starter.work, spec, runtime=str(wrapper)) as container:
+    with Container(starter.work, spec, runtime=(str(wrapper),)) as container:
         if case != "not staged":
             starter.node.stage_spec(config(container))
         container.create(check=False)

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 from agent.plan import BindFile, BindIpc, BindNode, Place, Plan, Step
+from tests.containers.workdir import is_of_another_run
 
 Seen = tuple[int, int, int, int, int, bytes]
 
@@ -30,8 +31,9 @@ def contents(root: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def host_mounts() -> list[str]:
-    """The mount table of this namespace."""
-    return Path("/proc/self/mountinfo").read_text().splitlines()
+    """The mount table of this namespace, less what other test runs have in their directories."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [line for line in lines if not is_of_another_run(Path(line.split(" ")[4]))]
 
 
 def placed(plan: Plan, libs: str) -> dict[str, tuple[str, str]]:
