@@ -37,9 +37,11 @@ READY_MODULES = (
     "loader",
     "replay",
 )
-# In a third file: what only a start needs that finds nothing staged, an image not seen before, or,
-# in the wrapper, a user other than root.
-SPARE_MODULES = ("walk", "slowpath", "ldcache_table", "ldcache", "compat", "groups")
+# In the same file, but loaded only on hosts of one kind: here those with cgroup v2.
+HELD_MODULES = ("devicefilter",)
+# In a third file: what only a start needs that finds nothing staged, an image not seen before, or
+# an old kernel.
+SPARE_MODULES = ("walk", "slowpath", "ldcache_table", "ldcache", "compat", "groups", "classic")
 WRAPPER_MODULES = ("errors", "state", "runc_wrapper")
 
 # C modules that are files of their own in some builds of Python. Where they lie is found out here:
@@ -61,6 +63,9 @@ from _frozen_importlib_external import ExtensionFileLoader
 
 def start(code):
     for name, body in code.items():
+        if type(body) is bytes:
+            SPARE[name] = body
+            continue
         module = sys.modules["hooks." + name] = type(sys)("hooks." + name)
         setattr(hooks, name, module)
         exec(body, module.__dict__)
@@ -81,7 +86,7 @@ class Bundle:
         if name in READY:
             start(later(REPLAY))
             return sys.modules[spec.name]
-        if not SPARE:
+        if name not in SPARE:
             SPARE.update(later(SPARE_FILE))
         return None
     def exec_module(module):
@@ -182,7 +187,8 @@ def build(out: Path, python: str = sys.executable, package: Path | None = None) 
     """Write the hook and the wrapper into the directory `out`, each whole or not at all."""
     package = package or Path(__file__).parent
     out.mkdir(parents=True, exist_ok=True)
-    _publish(out / REPLAY_FILE, marshal.dumps(code_of(package, READY_MODULES)), 0o644)
+    ready = {**code_of(package, READY_MODULES), **marshalled(code_of(package, HELD_MODULES))}
+    _publish(out / REPLAY_FILE, marshal.dumps(ready), 0o644)
     spare = marshal.dumps(marshalled(code_of(package, SPARE_MODULES)))
     _publish(out / SPARE_FILE, spare, 0o644)
     _publish(out / HOOK_FILE, bundle(package, HOOK_MODULES), 0o644)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class Function(Protocol):
-        """A C function that returns a long."""
+        """A C function that returns an int."""
 
         def __call__(self, *arguments: Any) -> int: ...
 
@@ -19,15 +19,12 @@ try:
     import _ctypes as c
     from _ctypes import addressof, get_errno
 
-    class _Long(c._SimpleCData):  # type: ignore[type-arg]
-        _type_ = "l"
-
     class _Char(c._SimpleCData):  # type: ignore[type-arg]
         _type_ = "c"
 
     class _Function(c.CFuncPtr):
+        # No result type: then it is a C int, and no class for it needs making.
         _flags_ = c.FUNCFLAG_CDECL | c.FUNCFLAG_USE_ERRNO
-        _restype_ = _Long
 
     _process: int = c.dlopen(None, 0)  # type: ignore[arg-type]
 
@@ -48,9 +45,7 @@ except (ImportError, AttributeError):  # pragma: no cover - a Python without the
 
     def function(name: str) -> "Function":
         """The C function `name`; ints are passed as C ints, bytes as pointers."""
-        found = getattr(_dll, name)
-        found.restype = ctypes.c_long
-        return found  # type: ignore[no-any-return]
+        return getattr(_dll, name)  # type: ignore[no-any-return]
 
     def buffer(size: int) -> "Any":
         """Zeroed memory of `size` bytes that the kernel may write to; `.raw` is its content."""

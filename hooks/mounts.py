@@ -1,10 +1,9 @@
 """Mount host files into another mount namespace: two ways with one shape.
 
 `Detached` copies each source to a mount that nobody sees (open_tree), gives it its flags and
-private propagation there, and attaches it finished. `Classic` is for kernels that lack one of
-those calls (RHEL 8's 4.18, Ubuntu 20.04's 5.4): bind, then remount with flags, through
-/proc/self/fd. Both check a source's identity on the very descriptor they mount. Neither knows
-where sources come from or why; sources are always the plan's, never the image's (R6).
+private propagation there, and attaches it finished. `classic.Classic` is for kernels that lack
+one of those calls. Both check a source's identity on the very descriptor they mount. Neither
+knows where sources come from or why; sources are always the plan's, never the image's (R6).
 """
 
 import errno
@@ -14,6 +13,10 @@ from hooks import syscalls
 from hooks.errors import Changed, shown
 from hooks.rootfs import S_IFCHR, S_IFDIR, S_IFMT, S_IFREG, S_IFSOCK, Target
 from hooks.syscalls import O_PATH
+
+TYPE_CHECKING = False  # type checkers take it for True; `typing` costs 9 ms to import
+if TYPE_CHECKING:
+    from hooks.classic import Classic
 
 KINDS = {b"socket": S_IFSOCK, b"dir": S_IFDIR}
 
@@ -53,17 +56,30 @@ class Detached:
 
     def __init__(self) -> None:
         self._attached: list[int] = []
+        self._at_once = True
 
     def open(self, source: Source) -> None:
         """Make the detached mount; called before the container's namespace is joined."""
         try:
-            source.fd = syscalls.open_tree(
-                syscalls.AT_FDCWD, source.path, syscalls.AT_SYMLINK_NOFOLLOW
-            )
+            source.fd = self._copy(source)
         except FileNotFoundError:
             raise Changed(f"{shown(source.path)} is gone since it was staged") from None
         source.check(source.fd)
-        syscalls.mount_setattr(source.fd, source.options)
+
+    def _copy(self, source: Source) -> int:
+        """The source as a mount with its flags; one call where the kernel has it."""
+        where = (syscalls.AT_FDCWD, source.path, syscalls.AT_SYMLINK_NOFOLLOW)
+        if self._at_once:
+            try:
+                return syscalls.open_tree_attr(*where, source.options)
+            except OSError as error:
+                # Before Linux 6.15, and where a seccomp filter does not know the call.
+                if error.errno not in (errno.ENOSYS, errno.EPERM):
+                    raise
+                self._at_once = False
+        fd = syscalls.open_tree(*where)
+        syscalls.mount_setattr(fd, source.options)
+        return fd
 
     def attach(self, source: Source, target: Target) -> None:
         """Put the mount on `target`; called inside the container's namespace."""
@@ -83,7 +99,7 @@ class Detached:
     def undo(self) -> None:
         """Take the mounts away again, newest first."""
         # The descriptor of a detached mount is its root, also after it was attached.
-        _take_away([b"/proc/self/fd/%d" % fd for fd in self._attached])
+        take_away([b"/proc/self/fd/%d" % fd for fd in self._attached])
         self._attached.clear()
 
 
@@ -124,82 +140,23 @@ class Tmpfs:
         return self.dirs[path].fd
 
 
-class Classic:
-    """bind + remount, inside the container's namespace, through a checked /proc/self/fd."""
-
-    name = "classic"
-
-    def __init__(self) -> None:
-        self._attached: list[bytes] = []
-        self._proc = -1
-
-    def open(self, source: Source) -> None:
-        """Check the source early; the mount itself needs it opened in the other namespace."""
-        source.check(self._reach(source))
-
-    def attach(self, source: Source, target: Target) -> None:
-        """Bind the source on `target` and remount it with its flags.
-
-        The container's mount namespace is still a copy of the host's here, so the source's
-        path leads to the same file there; its identity is checked again on the descriptor.
-        """
-        fd = self._reach(source)
-        source.check(fd)
-        place = self._place(target.fd)
-        syscalls.mount(self._place(fd), place, None, syscalls.MS_BIND, None)
-        posix.close(fd)
-        self._finish(target, source.options)
-
-    def open_tmpfs(self, tmpfs: "Tmpfs") -> None:
-        """Nothing: here a tmpfs can only be made where it is mounted."""
-
-    def attach_tmpfs(self, tmpfs: "Tmpfs", target: Target) -> None:
-        """Mount a tmpfs on `target`, fill it, and make it read-only."""
-        bits = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
-        data = b"mode=0555,size=1m"
-        syscalls.mount(b"tmpfs", self._place(target.fd), b"tmpfs", bits, data)
-        tmpfs.fill(target.top())
-        self._finish(target, bits | syscalls.MS_RDONLY)
-
-    def undo(self) -> None:
-        """Take the mounts away again, newest first."""
-        _take_away(self._attached)
-        self._attached.clear()
-
-    def _reach(self, source: Source) -> int:
-        flags = O_PATH | posix.O_NOFOLLOW | posix.O_CLOEXEC
-        try:
-            return posix.open(source.path, flags)
-        except FileNotFoundError:
-            raise Changed(f"{shown(source.path)} is gone since it was staged") from None
-
-    def _place(self, fd: int) -> bytes:
-        if self._proc < 0:
-            self._proc = posix.open(b"/proc/self/fd", O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
-            if syscalls.fs_magic(self._proc) != syscalls.PROC_SUPER_MAGIC:
-                raise OSError(errno.EINVAL, "/proc is not procfs")
-        return b"/proc/self/fd/%d" % fd
-
-    def _finish(self, target: Target, bits: int) -> None:
-        # `target.fd` is what lies below the new mount; the flags belong to what is on top.
-        place = self._place(target.top())
-        self._attached.append(place)
-        syscalls.mount(b"none", place, None, syscalls.MS_PRIVATE, None)
-        flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | bits
-        syscalls.mount(b"none", place, None, flags, None)
-
-
 def mounter() -> "Detached | Classic":
     """The best way this kernel offers; probed with a call that changes nothing."""
     try:
         syscalls.mount_setattr(-1, 0)
     except OSError as error:
         # EBADF: the call exists (Linux 5.12), and with it all that `Detached` needs.
-        return Detached() if error.errno == errno.EBADF else Classic()
+        if error.errno == errno.EBADF:
+            return Detached()
+        # Only older kernels pay for the import.
+        from hooks.classic import Classic
+
+        return Classic()
     raise AssertionError("mount_setattr accepted descriptor -1")
 
 
-def _take_away(mounts: list[bytes]) -> None:
+def take_away(mounts: list[bytes]) -> None:
+    """Unmount these paths, the last one first."""
     for path in reversed(mounts):
         try:
             syscalls.umount(path)

@@ -25,6 +25,12 @@ WORDS = (b"NVIDIA", b"nvidia", b"CUDA_VERSION")
 # JSON may write any letter as \u00xx; containerd's encoder does so for these three only.
 HARMLESS_ESCAPES = (b"\\u0026", b"\\u003c", b"\\u003e")
 
+# The text between quotes in what runc writes; "" stands for a value.
+RUNC_FORM = (
+    *("{", "ociVersion", ":", "", ",", "id", ":", "", ",", "status", ":", "", ","),
+    *("pid", "", "bundle", ":", ""),
+)
+
 
 class State:
     """The checked OCI state. `bundle` is an absolute path in bytes."""
@@ -32,7 +38,7 @@ class State:
     __slots__ = ("bundle", "id", "namespace", "pid")
 
     def __init__(self, text: str) -> None:
-        state = _object(text)
+        state = _at_sight(text) or _object(text)
         name, pid, bundle = state.get("id"), state.get("pid"), state.get("bundle")
         if not isinstance(name, str) or not 0 < len(name) <= 128:
             raise Refused("state: id: missing or too long")
@@ -95,6 +101,27 @@ def _read_all(fd: int, limit: int, what: str) -> bytes:
         if size > limit:
             raise Refused(f"{what}: more than {limit >> 20} MiB")
     return b"".join(parts)
+
+
+def _at_sight(text: str) -> "dict[str, object]":
+    """The members we use, where `text` is written as runc writes it; else nothing.
+
+    runc's members come in one order, and nothing before the annotations needs an escape: so they
+    are told by their quotes. Loading even the C part of `json` takes 0.2 ms.
+    """
+    text = text.strip()
+    head = text.partition('"annotations"')[0]
+    words = text.split('"', len(RUNC_FORM))
+    if len(words) <= len(RUNC_FORM) or "\\" in head or not head.isprintable():
+        return {}
+    if any(form not in ("", word) for form, word in zip(RUNC_FORM, words, strict=False)):
+        return {}
+    name, pid, bundle, rest = words[7], words[14][1:-1], words[17], words[18]
+    whole = rest == "}" or (rest.startswith(',"annotations":{') and rest.endswith("}}"))
+    numeric = pid.isascii() and pid.isdecimal() and pid[0] != "0" and words[14] == f":{pid},"
+    if not (whole and numeric):
+        return {}
+    return {"id": name, "pid": int(pid), "bundle": bundle}
 
 
 class _Decoder:

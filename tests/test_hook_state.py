@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hooks.errors import Refused
-from hooks.state import State, asks, read_state
+from hooks.state import State, _at_sight, asks, read_state
 
 GOOD = {"id": "c1", "pid": 4711, "bundle": "/run/x/io.containerd.runtime.v2.task/k8s.io/c1"}
 
@@ -66,6 +66,39 @@ def test_any_object_is_read_or_refused(values: dict[str, object]) -> None:
     with suppress(Refused):
         state = through_pipe(json.dumps(values).encode())
     assert state is None or (1 < state.pid < 1 << 22 and state.bundle.startswith(b"/"))
+
+
+RUNC = {
+    **{"ociVersion": "1.0.2-dev", "id": "c1", "status": "creating", "pid": 4711},
+    **{"bundle": "/run/x/k8s.io/c1", "annotations": {"a": 'b"c'}},
+}
+
+
+def as_runc_writes(values: dict[str, object]) -> str:
+    """Go's encoding: no blanks."""
+    return json.dumps(values, separators=(",", ":"), ensure_ascii=False)
+
+
+@pytest.mark.parametrize("left_out", ["", "annotations"])
+def test_what_runc_writes_is_read_at_sight(left_out: str) -> None:
+    """The form that every start brings needs no JSON reader, and means the same without it."""
+    text = as_runc_writes({k: v for k, v in RUNC.items() if k != left_out})
+    assert _at_sight(text) == {key: RUNC[key] for key in ("id", "pid", "bundle")}
+    assert _at_sight(text + "\n") == _at_sight(text)
+    assert _at_sight(text.replace("/run", "/r\\u0075n")) == {}
+    assert _at_sight(json.dumps(RUNC)) == {}
+
+
+@given(st.data())
+def test_sight_agrees_with_json(data: st.DataObject) -> None:
+    """A state with one character changed is read at sight as JSON reads it, or not at sight."""
+    text = as_runc_writes({k: v for k, v in RUNC.items() if k != "annotations"})
+    at = data.draw(st.integers(0, len(text)))
+    put = data.draw(st.sampled_from(['"', "\\", ",", "{", "}", ":", "0", "-", "\n", "\0", "e", ""]))
+    changed = text[:at] + put + text[at + data.draw(st.integers(0, 2)) :]
+    if seen := _at_sight(changed):
+        whole = json.loads(changed)
+        assert seen == {key: whole[key] for key in ("id", "pid", "bundle")}
 
 
 @given(st.binary(max_size=200))

@@ -12,9 +12,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* open_tree, move_mount, fsopen, fsconfig, fsmount, openat2, mount_setattr; statx tells no mount
- * ids before Linux 5.8 */
-static const unsigned absent[] = {428, 429, 430, 431, 432, 437, 442, SYS_statx};
+/* open_tree, move_mount, fsopen, fsconfig, fsmount, openat2, mount_setattr, open_tree_attr; statx
+ * tells no mount ids before Linux 5.8 */
+static const unsigned absent[] = {428, 429, 430, 431, 432, 437, 442, 467, SYS_statx};
 enum { COUNT = sizeof absent / sizeof *absent };
 
 int main(int argc, char **argv) {

@@ -16,8 +16,10 @@ from tests.kernel.trees import contents, placed
 pytestmark = NEEDS_CONTAINERS
 
 REPOSITORY = Path(__file__).parents[2]
-# Measured are 342 calls for 25 binds and 12 links; a tenth is room.
-CALLS, CALLS_A_BIND, CALLS_A_LINK = 180, 7, 2
+# Measured are 319 calls for 26 binds and 12 links, of which 139 belong to none; a tenth is room.
+CALLS, CALLS_A_BIND, CALLS_A_LINK = 155, 6, 2
+# Under either name, as strace knows the call or not. Before Linux 6.15 a bind takes one more.
+AT_ONCE = ("open_tree_attr", "syscall_0x1d3")
 CALLS_FOR_NOTHING = 20
 SLOW = {"argparse", "ctypes", "dataclasses", "json", "logging", "os", "pathlib", "re", "typing"}
 
@@ -59,7 +61,9 @@ def test_system_calls(starter: Starter, root: Path, tmp_path: Path) -> None:
     links = len([step for step in plan.steps if isinstance(step, Link)])
     made = calls(trace)
     assert made.count("move_mount") >= binds > 20
-    assert len(made) <= CALLS + CALLS_A_BIND * binds + CALLS_A_LINK * links
+    at_once = sum(made.count(name) for name in AT_ONCE) > 1
+    a_bind = CALLS_A_BIND if at_once else CALLS_A_BIND + 1
+    assert len(made) <= CALLS + a_bind * binds + CALLS_A_LINK * links
     assert "execve" not in made
 
 
