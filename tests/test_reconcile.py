@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -692,3 +693,27 @@ def test_nothing_blocks_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     with tempfile.TemporaryDirectory(prefix="ga-", dir=TMPFS) as home:
         anyio.run(body, Path(home) / "run", backend_options={"debug": True})
     assert [r.message for r in caplog.records if r.name == "asyncio" and "took" in r.message] == []
+
+
+def test_long_list_leaves_turns_to_others(tmp_path: Path) -> None:
+    """While 1,000 listed containers are handled, whoever waits gets a turn every 50 of them."""
+
+    async def body(bench: Bench) -> None:
+        turns: list[int] = []
+
+        async def watch() -> None:
+            while True:
+                turns.append(len(bench.agent.containers))
+                await asyncio.sleep(0)
+
+        records = tuple(record(str(n), spec("all", str(n))) for n in range(1000))
+        async with anyio.create_task_group() as others:
+            others.start_soon(watch)
+            await asyncio.sleep(0)
+            await bench.agent.handle(Synced(SOCKET, records))
+            others.cancel_scope.cancel()
+        steps = [after - before for before, after in itertools.pairwise([*turns, 1000])]
+        assert (sum(steps), max(steps)) == (1000, reconcile.AT_ONCE)
+        assert all(bench.verdict(made.spec) == "plan" for made in records)
+
+    run(tmp_path, body)
