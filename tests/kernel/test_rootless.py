@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,3 +76,11 @@ def test_others_start(starter: Starter, owned: Path) -> None:
     with prepared(starter, owned, (), starter.hooks()) as container:
         outcome = container.run()
     assert (outcome.status, outcome.stdout) == (0, "hello\n"), outcome
+
+
+def test_root_of_a_user_namespace_only(starter: Starter) -> None:
+    """Where the runtime looks like root to itself, the line says the same."""
+    hook = starter.hooks()["createRuntime"][0]["args"]
+    command = ["unshare", "--user", "--map-root-user", *hook]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, f"gpu-agent: {WORDS}state: empty\n")
