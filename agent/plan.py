@@ -11,6 +11,7 @@ Format, version 1: lines of tab-separated fields, first the header, then one ste
 from __future__ import annotations
 
 import enum
+import posixpath
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -236,6 +237,20 @@ class Plan:
     def describe(self) -> tuple[str, ...]:
         """The steps in words, in the order of replay."""
         return tuple(step.describe() for step in self.steps)
+
+    def targets(self) -> list[bytes]:
+        """Where steps make something, absolute; a place stands for the directory it will be."""
+        made = (step for step in self.steps if isinstance(step, (BindFile, Link)))
+        targets = [posixpath.join("/", f"<{step.place}>", step.target) for step in made]
+        for step in self.steps:
+            match step:
+                case BindNode():
+                    targets.append(step.node.target)
+                case BindIpc():
+                    targets.append(step.ipc.target)
+                case Text():
+                    targets.append(step.target)
+        return [target.encode("utf-8", "surrogateescape") for target in targets]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from agent.errors import StageError
 from agent.plan import Entry, Plan, digest, encode, encode_entry
+from hooks.planfile import conflict
 from hooks.stagedir import KEPT_LIMIT
 
 GENERATION, STAGED, PLANS, KEPT, LOCK = "generation", "staged", "plans", "kept", "lock"
@@ -73,7 +74,10 @@ class Stage:
         self._put("", GENERATION, f"{generation}\n".encode())
 
     def put_plan(self, plan: Plan) -> str:
-        """Publish a plan; gives its digest, which is its name."""
+        """Publish a plan; gives its digest, which is its name. Raises StageError, also for a plan
+        in which one step's place is another's or lies below it."""
+        if twice := conflict(plan.targets()):
+            raise StageError(str(self.path), f"plan has two steps for {os.fsdecode(twice)}")
         content = encode(plan)
         name = digest(content)
         if self._size(PLANS, name) != len(content):

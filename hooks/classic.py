@@ -1,15 +1,14 @@
 """Mounts for kernels without detached ones (RHEL 8's 4.18, Ubuntu 20.04's 5.4).
 
-Bind, then remount with flags, through /proc/self/fd; the same shape as `mounts.Detached`. In a
+Bind, then remount with flags, by descriptor as procfs has it; the same shape as `mounts.Detached`. In a
 file of its own, because a start on a newer kernel never needs it.
 """
 
-import errno
 import posix
 
 from hooks import syscalls
 from hooks.errors import Changed, shown
-from hooks.mounts import Source, Tmpfs, take_away
+from hooks.mounts import Source, Tmpfs, own_descriptors, take_away
 from hooks.rootfs import Target
 from hooks.syscalls import O_PATH
 
@@ -21,7 +20,7 @@ class Classic:
 
     def __init__(self) -> None:
         self._attached: list[bytes] = []
-        self._proc = -1
+        self._descriptors = own_descriptors()
 
     def open(self, source: Source) -> None:
         """Check the source early; the mount itself needs it opened in the other namespace."""
@@ -53,7 +52,7 @@ class Classic:
 
     def undo(self) -> None:
         """Take the mounts away again, newest first."""
-        take_away(self._attached)
+        take_away(self._attached, self._descriptors)
         self._attached.clear()
 
     def _reach(self, source: Source) -> int:
@@ -64,11 +63,8 @@ class Classic:
             raise Changed(f"{shown(source.path)} is gone since it was staged") from None
 
     def _place(self, fd: int) -> bytes:
-        if self._proc < 0:
-            self._proc = posix.open(b"/proc/self/fd", O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
-            if syscalls.fs_magic(self._proc) != syscalls.PROC_SUPER_MAGIC:
-                raise OSError(errno.EINVAL, "/proc is not procfs")
-        return b"/proc/self/fd/%d" % fd
+        posix.fchdir(self._descriptors)
+        return b"%d" % fd
 
     def _finish(self, target: Target, bits: int) -> None:
         # `target.fd` is what lies below the new mount; the flags belong to what is on top.

@@ -64,6 +64,9 @@ def _paths(process_fd: int) -> dict[bytes, bytes]:
 
 
 def _open_below(roots: tuple[bytes, ...], path: bytes, magic: int) -> int:
+    # Seen from a cgroup namespace, what lies outside of it begins with `..`: not ours to touch.
+    if b".." in path.split(b"/"):
+        raise OSError(errno.EPERM, "device cgroup lies outside of this namespace", path)
     for candidates in (lambda: roots, lambda: _mounted(magic)):
         for root in candidates():
             fd = _open_directory(root + path)

@@ -73,7 +73,11 @@ def _name(old: bytes | None, entries: list[Entry]) -> str:
 
 
 def read(root: Root, path: bytes, limit: int) -> bytes | None:
-    """A small plain file of the image; None if there is none that can be read without blocking."""
+    """A small plain file of the image; None if there is none that can be read without blocking.
+
+    A volume's file, or one that the runtime is going to mask, is not the image's: root could read
+    what the container may not, and hand it over in a file that the container can read.
+    """
     try:
         fd = root.find(path)
     except OSError as error:
@@ -83,7 +87,8 @@ def read(root: Root, path: bytes, limit: int) -> bytes | None:
     if fd is None:
         return None
     seen = posix.fstat(fd)
-    if seen.st_mode & S_IFMT != S_IFREG or seen.st_size > limit:
+    if seen.st_mode & S_IFMT != S_IFREG or seen.st_size > limit or not root.owns(fd):
+        posix.close(fd)
         return None
     # The descriptor names the inode only; reading needs it opened again, and it is a plain file.
     again = posix.open(b"/proc/self/fd/%d" % fd, posix.O_RDONLY | posix.O_CLOEXEC)

@@ -57,6 +57,7 @@ class Detached:
     def __init__(self) -> None:
         self._attached: list[int] = []
         self._at_once = True
+        self._descriptors = own_descriptors()
 
     def open(self, source: Source) -> None:
         """Make the detached mount; called before the container's namespace is joined."""
@@ -99,7 +100,7 @@ class Detached:
     def undo(self) -> None:
         """Take the mounts away again, newest first."""
         # The descriptor of a detached mount is its root, also after it was attached.
-        take_away([b"/proc/self/fd/%d" % fd for fd in self._attached])
+        take_away([b"%d" % fd for fd in self._attached], self._descriptors)
         self._attached.clear()
 
 
@@ -155,8 +156,22 @@ def mounter() -> "Detached | Classic":
     raise AssertionError("mount_setattr accepted descriptor -1")
 
 
-def take_away(mounts: list[bytes]) -> None:
-    """Unmount these paths, the last one first."""
+def own_descriptors() -> int:
+    """/proc/self/fd, opened and checked before another namespace is joined (R8).
+
+    mount(2) and umount(2) take paths only. From inside this directory a path is a bare number,
+    whatever the namespace that was joined has at /proc.
+    """
+    fd = posix.open(b"/proc/self/fd", O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
+    if syscalls.fs_magic(fd) != syscalls.PROC_SUPER_MAGIC:
+        raise OSError(errno.EINVAL, "/proc is not procfs")
+    return fd
+
+
+def take_away(mounts: list[bytes], descriptors: int) -> None:
+    """Unmount these names in `descriptors`, the last one first."""
+    if mounts:
+        posix.fchdir(descriptors)
     for path in reversed(mounts):
         try:
             syscalls.umount(path)

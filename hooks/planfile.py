@@ -57,6 +57,25 @@ class Entry:
             raise ValueError(f"entry has unknown verdict {self.verdict[:20]!r}")
 
 
+def conflict(targets: list[bytes]) -> bytes | None:
+    """The first of these absolute paths that stands twice or lies below another (R9).
+
+    What one step makes there would change what the other's path means.
+    """
+    seen: set[bytes] = set()
+    for path in targets:
+        if path in seen:
+            return path
+        seen.add(path)
+    for directory in {path.rpartition(b"/")[0] for path in targets}:
+        above = directory
+        while above:
+            if above in seen:
+                return above
+            above = above.rpartition(b"/")[0]
+    return None
+
+
 def parse_plan(data: bytes) -> Plan:
     """A plan's bytes to a Plan. Raises ValueError naming what is wrong."""
     return Plan(_rows(data, b"gpu-agent-plan"))

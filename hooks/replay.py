@@ -11,9 +11,9 @@ import sys
 
 from hooks import loader, syscalls
 from hooks.devices import Cgroup
-from hooks.errors import Changed, Refused
+from hooks.errors import Changed, Refused, shown
 from hooks.mounts import KINDS, Source, Tmpfs, mounter
-from hooks.planfile import Fields, Plan
+from hooks.planfile import Fields, Plan, conflict
 from hooks.rootfs import S_IFCHR, S_IFDIR, S_IFREG, Root, Target, layout, write_all
 from hooks.syscalls import O_PATH
 
@@ -88,6 +88,7 @@ class Replay:
         self._run_dir = run_dir
         self._stage = stage
         self._spares: list[bytes] = []
+        self._spare_dir = -1
         for step in plan.steps:
             self._sort(step)
 
@@ -117,7 +118,7 @@ class Replay:
             raise
         finally:
             for spare in self._spares:
-                posix.unlink(spare)
+                posix.unlink(spare, dir_fd=self._spare_dir)
 
     def _sort(self, step: Fields) -> None:
         """One line of the plan to its list; planfile has checked the number of fields."""
@@ -152,22 +153,28 @@ class Replay:
         places = layout(self._root, machine)
         changed = self._changed_files(places, machine)
         self._clock.mark("cache")
+        binds = [(source, _join(places[place], name)) for source, place, name in self._binds]
+        links = [(_join(places[place], name), points_to) for place, name, points_to in self._links]
+        self._refuse_conflicts([path for _, path in binds] + [path for path, _ in links])
         owner = self._container.owner
         # The container's root may not even look into the run directory: what touches that
         # happens before or after.
         if owner != (0, 0):
             syscalls.set_fs_owner(*owner)
-        targets = []
-        for source, place, name in self._binds:
-            path = _join(places[place], name)
-            targets.append((source, self._root.mount_point(path, source.kind)))
-        for place, name, points_to in self._links:
-            self._root.link(_join(places[place], name), points_to)
+        targets = [(source, self._root.mount_point(path, source.kind)) for source, path in binds]
+        for path, points_to in links:
+            self._root.link(path, points_to)
         unwritten = self._write(changed)
         if owner != (0, 0):
             syscalls.set_fs_owner(0, 0)
         targets += [self._bind_content(path, content) for path, content in unwritten]
         return targets
+
+    def _refuse_conflicts(self, paths: list[bytes]) -> None:
+        """Only here is known which directories the plan's places are in this image (R9)."""
+        bad = conflict(paths + [path for path, _ in self._texts])
+        if bad is not None:
+            raise Refused(f"plan: two steps for {shown(bad)}, or one inside of the other")
 
     def _changed_files(self, places: dict[bytes, bytes], machine: str) -> list[loader.File]:
         """Texts and the loader's files, as far as the image does not have them like that."""
@@ -199,14 +206,19 @@ class Replay:
     def _bind_content(self, path: bytes, content: bytes) -> tuple[Source, Target]:
         # A root that cannot be written gets the file as a mount. Its source needs a name only
         # until it is mounted.
-        spare = b"%s/.spare-%d-%d" % (self._run_dir, posix.getpid(), len(self._spares))
+        if self._spare_dir < 0:
+            self._spare_dir = posix.open(
+                self._run_dir, O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC
+            )
+        name = b".spare-%d-%d" % (posix.getpid(), len(self._spares))
         flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
-        fd = posix.open(spare, flags, 0o644)
-        self._spares.append(spare)
+        fd = posix.open(name, flags, 0o644, dir_fd=self._spare_dir)
+        self._spares.append(name)
         write_all(fd, content)
         seen = posix.fstat(fd)
         posix.close(fd)
         identity = (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns)
+        spare = b"%s/%s" % (self._run_dir, name)
         source = Source(spare, S_IFREG, b"ro,nosuid,nodev,noexec", identity)
         self._mounter.open(source)
         return source, self._root.mount_point(path, S_IFREG)

@@ -256,14 +256,17 @@ class Root:
                 return None
             raise
 
+    def owns(self, fd: int) -> bool:
+        """Whether `fd` lies on the root's own mount, and on no volume, procfs or sysfs (R4)."""
+        if self._mount < 0:
+            self._mount = syscalls.mount_id(self.fd)
+        return syscalls.mount_id(fd) == self._mount
+
     def _may_create(self, directory: int, what: bytes) -> None:
         """A volume of the user's belongs to the user: nothing is made on it (R4)."""
         if directory in self._writable:
             return
-        if self._mount < 0:
-            self._mount = syscalls.mount_id(self.fd)
-        same = syscalls.mount_id(directory) == self._mount
-        if not same and not self._is_own_tmpfs(directory):
+        if not self.owns(directory) and not self._is_own_tmpfs(directory):
             raise OSError(errno.EXDEV, "place lies on a volume, not in the image", what)
         self._writable.add(directory)
 

@@ -11,12 +11,13 @@ import re
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.plan import Step, digest, encode
 from tests.containers.image import missing_tools
 from tests.containers.runc import Container, Outcome
 from tests.containers.runtimes import Runtime
@@ -92,6 +93,18 @@ class Starter:
         """The one line with which the hook refuses this container."""
         with self.prepared(root, **options) as container:
             return refused(container.create(check=False))
+
+    def stage_more(self, spec: bytes, *steps: Step) -> None:
+        """Stage the plan for `spec` with more steps, past the checks of the agent."""
+        made = self.node.stage_spec(spec)
+        assert made is not None
+        content = encode(replace(made, steps=(*made.steps, *steps)))
+        name, run_dir = digest(content), self.node.run_dir
+        old = digest(encode(made))
+        (run_dir / "plans" / name).write_bytes(content)
+        (run_dir / "plans" / name).chmod(0o600)
+        entry = run_dir / "staged" / digest(spec)
+        entry.write_bytes(entry.read_bytes().replace(old.encode(), name.encode()))
 
     def records(self) -> list[list[str]]:
         """The replay log, field by field; `way` is field 4, what went wrong field 7."""
