@@ -1,6 +1,6 @@
 """Mounts for kernels without detached ones (RHEL 8's 4.18, Ubuntu 20.04's 5.4).
 
-Bind, then remount with flags, by descriptor as procfs has it; the same shape as `mounts.Detached`. In a
+Bind, then remount with flags, by descriptor as procfs has it; the shape of `mounts.Detached`. In a
 file of its own, because a start on a newer kernel never needs it.
 """
 

@@ -231,7 +231,9 @@ def main(arguments: list[str]) -> int:
     if start is not None:
         start.record(error)
     if error:
-        if _rootless():
+        # Importing ends where the container's namespace is joined: no path is opened from there on,
+        # and who has come so far is root enough.
+        if sys.meta_path and _rootless():
             error = f"this runtime runs without root on the host, which the hook needs: {error}"
         line = f"gpu-agent: {_clean(error)}".encode("utf-8", "replace")[:LINE_LIMIT]
         # Half a character would make the runtime's error unfit for gRPC, which then shows none.
