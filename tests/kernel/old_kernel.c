@@ -14,7 +14,10 @@
 
 /* open_tree, move_mount, fsopen, fsconfig, fsmount, openat2, mount_setattr, open_tree_attr; statx
  * tells no mount ids before Linux 5.8 */
-static const unsigned absent[] = {428, 429, 430, 431, 432, 437, 442, 467, SYS_statx};
+#ifndef ABSENT
+#define ABSENT 428, 429, 430, 431, 432, 437, 442, 467, SYS_statx
+#endif
+static const unsigned absent[] = {ABSENT};
 enum { COUNT = sizeof absent / sizeof *absent };
 
 int main(int argc, char **argv) {

@@ -15,7 +15,7 @@ from tests.containers.image import DEBIAN, LIB64, copy_image, session_image
 from tests.containers.runc import Container
 from tests.containers.spec import MAPPED_ROOT
 from tests.containers.workdir import overlay_root, unmount_below
-from tests.kernel.starts import NEEDS_CONTAINERS, Starter, asking, config
+from tests.kernel.starts import NEEDS_CONTAINERS, Starter, asking, build_old_kernel, config
 from tests.kernel.trees import host_mounts, placed
 
 pytestmark = NEEDS_CONTAINERS
@@ -76,6 +76,14 @@ def test_mounts_come_from_the_plan(either: Starter, root: Path) -> None:
         gpu = f"{MASK}/nvidia/gpus/00000000:07:00.0"
         assert added - known == {MASK, gpu}
         assert host_mounts() == before
+
+
+def test_kernel_before_open_tree_attr(starter: Starter, root: Path, tmp_path: Path) -> None:
+    """Before Linux 6.15 a mount's flags take a call of their own, and are the same."""
+    launcher = build_old_kernel(tmp_path / "before-6.15", "-DABSENT=467")
+    older = Starter(starter.work, starter.node, (str(launcher),))
+    with older.started(root, env=asking("0")) as container:
+        assert_sources(older, container)
 
 
 def test_links_are_there(either: Starter, root: Path) -> None:
