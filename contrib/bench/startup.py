@@ -91,8 +91,10 @@ def create_once(variant: Variant, node: Node, image: Path, work: Path) -> float:
         spec = make_spec(root, ["/bin/true"], hooks=variant.hooks, env=variant.env)
         for edits in variant.edits:
             apply_edits(spec, edits)
-        how = {"name": variant.name, "namespace": NAMESPACE, "runtime": variant.runtime}
-        with Container(work, spec, **how) as container:
+        runtime = (variant.runtime,)
+        with Container(
+            work, spec, name=variant.name, namespace=NAMESPACE, runtime=runtime
+        ) as container:
             # The agent does this as soon as containerd announces the container.
             node.stage_spec((container.bundle / "config.json").read_bytes())
             start = time.perf_counter()
