@@ -9,10 +9,10 @@ import pytest
 
 from tests.immunity.oracles import make_canary
 from tests.immunity.races import Cell, Flipper, build_flipper, cell, flipping
-from tests.kernel.conftest import either, old_kernel, root, starter, work
+from tests.kernel.conftest import either, every, old_kernel, root, starter, work
 from tests.kernel.starts import Starter
 
-__all__ = ["either", "old_kernel", "root", "starter", "work"]
+__all__ = ["either", "every", "old_kernel", "root", "starter", "work"]
 
 
 @pytest.fixture

@@ -10,19 +10,31 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from _pytest.mark.structures import ParameterSet
 
 from tests.containers.image import DEBIAN
 from tests.containers.runc import Container
 from tests.kernel.starts import Starter, refused
 from tests.kernel.trees import contents, host_mounts, snapshot
 
+T = TypeVar("T")
+
 STRACE = "/usr/bin/strace"
 SECRET = "correct-horse-battery-staple"
 SYSTEM = ("/usr/lib/", "/lib/", "/usr/bin/", "/lib64/")
+
+
+def some(count: int, values: Sequence[T]) -> list[T | ParameterSet]:
+    """Parameters: the first `count` by default, the others in the slow tests."""
+    slow = (pytest.param(value, marks=pytest.mark.slow) for value in values[count:])
+    return [*values[:count], *slow]
 
 
 def make_canary(path: Path) -> Path:
@@ -105,7 +117,7 @@ def traced(starter: Starter) -> Traced:
     """The same node with strace between runtime and hook; it passes its environment on."""
     file = starter.work / "trace"
     strace = (STRACE, "-f", "-y", "-v", "-s", "4096", "-o", str(file))
-    return Traced(Starter(starter.work, starter.node, (*strace, *starter.launcher)), file)
+    return Traced(replace(starter, launcher=(*strace, *starter.launcher)), file)
 
 
 def assert_no_foreign_code(seen: Traced) -> None:

@@ -153,6 +153,7 @@ ROWS = (
         "T-LAZY",
         "the image ships Python's library, libc, nss, gconv (CVE-2019-14271)",
         f"{PROCESS}::test_after_joining",
+        f"{PROCESS}::test_after_joining_under_each_runtime",
         f"{PROCESS}::test_after_joining_in_a_failure",
         f"{PROCESS}::test_variable_of_the_image",
     ),
