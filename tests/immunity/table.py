@@ -8,6 +8,7 @@ A row without a test that ran, or with one that failed, makes the exit status 1.
 
 from __future__ import annotations
 
+import re
 import sys
 import xml.etree.ElementTree as xml
 from collections.abc import Iterable
@@ -52,10 +53,9 @@ def _result(case: xml.Element) -> Result:
     name, _, parameters = case.get("name", "").partition("[")
     module = case.get("classname", "").removeprefix("tests.").replace(".", "/")
     outcome = next((c.tag for c in case if c.tag in ("failure", "error", "skipped")), "passed")
-    runs = [p.get("value") for p in case.iter("property") if p.get("name") == "runs"]
-    return Result(
-        f"{module}.py::{name}", parameters.rstrip("]"), outcome, int(runs[0] or 1) if runs else 1
-    )
+    runs = re.search(r"(\d+) runs", parameters)
+    count = int(runs[1]) if runs else 1
+    return Result(f"{module}.py::{name}", parameters.rstrip("]"), outcome, count)
 
 
 def verdict(results: Iterable[Result]) -> str:

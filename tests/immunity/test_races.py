@@ -21,13 +21,14 @@ FEW, MANY = 40, 10_000
 PLACES = [(LIBS, LIBS), ("etc", "etc"), ("usr/local/cuda/compat", "lib"), ("dev", "dev")]
 
 
-@pytest.fixture(
-    params=[FEW, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])]
+# The table reads the number of runs off the ids.
+RUNS = pytest.mark.parametrize(
+    "runs",
+    [
+        pytest.param(FEW, id=f"{FEW} runs"),
+        pytest.param(MANY, id=f"{MANY} runs", marks=[pytest.mark.slow, pytest.mark.timeout(7200)]),
+    ],
 )
-def runs(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> int:
-    """How many runs of the hook a race gets."""
-    record_property("runs", request.param)
-    return int(request.param)
 
 
 @pytest.fixture
@@ -41,6 +42,7 @@ def tree(work: Path) -> Path:
     return root
 
 
+@RUNS
 @pytest.mark.parametrize(("place", "canary_place"), PLACES, ids=[p for p, _ in PLACES])
 def test_directory_becomes_a_link(
     in_cell: Callable[[Path], Cell],
@@ -65,6 +67,7 @@ def test_directory_becomes_a_link(
     assert list(tree.rglob("*.gpu-agent-*")) == []
 
 
+@RUNS
 @pytest.mark.parametrize("name", ["libcuda.so.1", "libnvidia-ml.so.1"])
 def test_target_becomes_a_link(
     in_cell: Callable[[Path], Cell],

@@ -24,6 +24,7 @@ XML = """<testsuites><testsuite>
 <testcase classname="tests.immunity.test_paths" name="test_proc_is_something_else[link]"/>
 <testcase classname="tests.kernel.test_bad_images" name="test_directory_is_a_link[classic-etc]">
 <failure/></testcase>
+<testcase classname="tests.immunity.test_races" name="test_directory_becomes_a_link[etc-40 runs]"/>
 </testsuite></testsuites>"""
 
 
@@ -67,6 +68,7 @@ def test_table_of_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "| 1 | passed |" in printed
     assert "no openat2, no open_tree" in printed
     assert "| 1 | FAILED |" in printed
+    assert "| 40 | passed (not run: 1) |" in printed
     assert "DID NOT RUN" in printed
 
 
