@@ -70,10 +70,14 @@ class LocalNode:
 
     A `booted` host has the driver's own device numbers and not one node: the agent makes them.
     Without the driver such a node can be opened (ENXIO, where a refusal is EPERM) but not used.
+    `runtime` is the program that the wrapper becomes, runc of the search path if not given.
     """
 
-    def __init__(self, host: str | None, *, image: Path, booted: bool = False) -> None:
+    def __init__(
+        self, host: str | None, *, image: Path, booted: bool = False, runtime: Path | None = None
+    ) -> None:
         self._host = host
+        self._runtime = runtime
         self._booted = booted
         self._image = image
         self._agent: subprocess.Popen[bytes] | None = None
@@ -183,7 +187,7 @@ class LocalNode:
             "python": PYTHON,
             "path": str(out / hook_build.HOOK_FILE),
             "wrapper": str(self.wrapper),
-            "runtime": _find("runc"),
+            "runtime": str(self._runtime or _find("runc")),
             "agent_python": sys.executable,
         }
         tables = {"agent": {"run_dir": str(self.run_dir)}, "host": host, "hook": hook}
